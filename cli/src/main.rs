@@ -1,0 +1,3 @@
+//! The tidepool binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Rust client: two-phase put, leased get, leader discovery, retries, deadlines.

@@ -1,0 +1,1 @@
+//! Segments, payload server, registration and fencing.

@@ -1,0 +1,1 @@
+//! The directory and the service around it: leases, liveness, eviction, gRPC, admin.

@@ -1,0 +1,25 @@
+//! What the parts of Tidepool say to each other: protobuf messages and services (`v1`), stable error codes,
+//! identities, addresses, the self-describing object format and the capabilities that guard the data plane.
+//!
+//! No policy lives here: these are types, their encodings and the checks that both ends of a wire must agree on.
+//! Start with `ids` for the words, then `object` for what is stored and `capability` for who may touch it.
+
+pub mod address;
+pub mod capability;
+pub mod error;
+pub mod ids;
+pub mod keys;
+pub mod object;
+
+/// Generated messages and services of `tidepool.v1`.
+#[allow(missing_docs, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("tidepool.v1");
+}
+
+pub use address::Address;
+pub use error::{Error, ErrorCode};
+pub use ids::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
+
+/// Version of the wire protocol; peers further apart than one are refused at the handshake.
+pub const PROTOCOL_VERSION: u32 = 1;

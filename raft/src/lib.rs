@@ -1,0 +1,1 @@
+//! Replicated log over openraft: RocksDB log store, gRPC network, leadership, snapshots.
