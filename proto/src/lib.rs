@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod capability;
+pub mod clock;
 pub mod error;
 pub mod ids;
 pub mod keys;
