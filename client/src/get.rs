@@ -1,0 +1,1 @@
+//! Get: locate under a lease, read from a replica, verify, fail over.

@@ -1,0 +1,56 @@
+//! Looking without touching: where objects are, and which there are.
+
+use bytes::Bytes;
+use tidepool_proto::v1;
+
+/// Directory entry of one object, and its replicas.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObjectStat {
+    /// Id.
+    pub object_id: u64,
+    /// Payload bytes.
+    pub length: u64,
+    /// `PROCESSING` or `COMPLETE`.
+    pub state: String,
+    /// Where the copies are.
+    pub replicas: Vec<ReplicaStat>,
+    /// Live leases on it.
+    pub leases: u32,
+    /// Time until the last of them ends.
+    pub lease_remaining_ms: u32,
+    /// Log time since PutStart.
+    pub age_ms: u64,
+}
+
+/// One copy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaStat {
+    /// As the directory has it.
+    pub replica: v1::ReplicaStat,
+    /// Address of its node, when known.
+    pub address: String,
+    /// Physical host of its node, when known.
+    pub host_id: String,
+}
+
+/// One object of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedObject {
+    /// Key.
+    pub key: Bytes,
+    /// Id.
+    pub object_id: u64,
+    /// Payload bytes.
+    pub length: u64,
+    /// Copies.
+    pub replicas: u32,
+}
+
+/// One page of a listing, in key order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListPage {
+    /// Objects.
+    pub objects: Vec<ListedObject>,
+    /// True when there is more after the last one.
+    pub more: bool,
+}
