@@ -1,1 +1,4 @@
 //! Replicated log over openraft: RocksDB log store, gRPC network, leadership, snapshots.
+
+pub mod codec;
+pub mod types;

@@ -1,0 +1,59 @@
+//! What the log is replicated into, as seen from here: a deterministic machine fed with committed payloads in log
+//! order, that can hand over and take in its whole state.
+
+use std::fmt;
+use std::io;
+
+/// Place of an entry in the log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LogPosition {
+    /// Term of the leader that wrote the entry.
+    pub term: u64,
+    /// Index of the entry.
+    pub index: u64,
+}
+
+impl fmt::Display for LogPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.index, self.term)
+    }
+}
+
+/// The state machine. Called by one apply task, in log order; readers look at it from any thread.
+pub trait StateMachine: Send + Sync + 'static {
+    /// What applying a payload answers to whoever proposed it.
+    type Outcome: fmt::Debug + Send + Sync + 'static;
+
+    /// Applies one committed payload. `Err` is fatal (M1): the node stops, and the caller's process must end.
+    fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<Self::Outcome, MachineError>;
+
+    /// A committed entry without payload (a new term's first entry, a membership change): only the position moves.
+    fn skip(&self, at: LogPosition);
+
+    /// Position of the last applied entry, or none before the first.
+    fn applied(&self) -> Option<LogPosition>;
+
+    /// Takes the whole state at the applied position, to be written beside the apply task. Must be quick.
+    fn freeze(&self) -> Box<dyn Frozen>;
+
+    /// Replaces the whole state by one that [`Frozen::write_to`] wrote at `at`.
+    fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError>;
+}
+
+/// The whole state at one position, detached from the machine.
+pub trait Frozen: Send {
+    /// Writes it out. Runs on its own thread while the machine goes on.
+    fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()>;
+}
+
+/// The machine cannot go on: a violated assumption or a state it cannot read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct MachineError(pub String);
+
+impl MachineError {
+    /// From a sentence that names what was violated.
+    pub fn new(message: impl Into<String>) -> MachineError {
+        MachineError(message.into())
+    }
+}
