@@ -1,1 +1,3 @@
 //! The directory and the service around it: leases, liveness, eviction, gRPC, admin.
+
+pub mod directory;

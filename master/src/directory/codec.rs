@@ -1,0 +1,395 @@
+//! The binary encoding of entries.
+//!
+//! ```text
+//! entry: version u8 | feature level u16 | log time u64 | op count u16 | ops      (fixed integers little endian)
+//! op:    tag u8 | fields in the order of `Op`: ids and numbers as LEB128 varints, keys and text as length and bytes,
+//!        uuids and tokens as 16 bytes, choices as one byte, lists as count and items
+//! ```
+//! Decoding borrows keys and text from the entry. What is well formed but wrong is left to apply, which refuses it;
+//! what is not well formed is an error of the log, not of a client.
+
+use super::limits::{Config, FEATURE_LEVEL};
+use tidepool_proto::capability::Secret;
+use super::op::{
+    Contact, Entry, Op, PutEnd, PutStart, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId,
+    Statuses, TenantId,
+};
+pub use super::varint::DecodeError;
+use super::varint::{Reader, put_bytes, put_varint};
+use bytes::Bytes;
+use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
+use tidepool_proto::{Error, ErrorCode, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
+
+/// Version of the encoding.
+pub const ENTRY_VERSION: u8 = 1;
+/// Bytes before the first op.
+pub const HEADER_BYTES: usize = 1 + 2 + 8 + 2;
+
+mod tag {
+    pub(super) const REGISTER_NODE: u8 = 1;
+    pub(super) const MOUNT_SEGMENT: u8 = 2;
+    pub(super) const UNMOUNT_SEGMENT: u8 = 3;
+    pub(super) const SET_CONTACT: u8 = 4;
+    pub(super) const DROP_NODE: u8 = 5;
+    pub(super) const OPEN_SESSION: u8 = 6;
+    pub(super) const EXPIRE_SESSIONS: u8 = 7;
+    pub(super) const PUT_START: u8 = 8;
+    pub(super) const PUT_END: u8 = 9;
+    pub(super) const PUT_REVOKE: u8 = 10;
+    pub(super) const REMOVE: u8 = 11;
+    pub(super) const RETIRE: u8 = 12;
+    pub(super) const RECLAIM: u8 = 13;
+    pub(super) const DISCARD: u8 = 14;
+    pub(super) const FENCE_ACKNOWLEDGED: u8 = 15;
+    pub(super) const DROP_REPLICA: u8 = 16;
+    pub(super) const SET_CONFIG: u8 = 17;
+    pub(super) const CHECKPOINT: u8 = 18;
+}
+
+/// Ops being gathered into an entry. Ops may be encoded elsewhere (`encode_op`) and only copied here.
+#[derive(Debug)]
+pub struct EntryBuilder {
+    bytes: Vec<u8>,
+    ops: usize,
+}
+
+impl EntryBuilder {
+    /// An empty entry of a feature level.
+    pub fn new(feature_level: u16) -> EntryBuilder {
+        let mut bytes = Vec::with_capacity(1024);
+        bytes.push(ENTRY_VERSION);
+        bytes.extend_from_slice(&feature_level.to_le_bytes());
+        bytes.resize(HEADER_BYTES, 0);
+        EntryBuilder { bytes, ops: 0 }
+    }
+
+    /// Appends an op and says its ordinal.
+    pub fn push(&mut self, op: &Op<'_>) -> Result<usize, Error> {
+        self.admit()?;
+        encode_op(op, &mut self.bytes);
+        self.ops += 1;
+        Ok(self.ops - 1)
+    }
+
+    /// Appends an op that `encode_op` encoded, and says its ordinal.
+    pub fn push_encoded(&mut self, op: &[u8]) -> Result<usize, Error> {
+        self.admit()?;
+        self.bytes.extend_from_slice(op);
+        self.ops += 1;
+        Ok(self.ops - 1)
+    }
+
+    fn admit(&self) -> Result<(), Error> {
+        if self.ops < OPS_PER_ENTRY_MAX {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::ResourceExhausted, format!("entry has {OPS_PER_ENTRY_MAX} ops, the most it carries")))
+    }
+
+    /// Ops so far.
+    pub fn ops(&self) -> usize {
+        self.ops
+    }
+
+    /// Bytes so far.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The encoded entry, stamped.
+    pub fn finish(mut self, log_time: LogTime) -> Bytes {
+        self.bytes[3..11].copy_from_slice(&log_time.0.to_le_bytes());
+        self.bytes[11..13].copy_from_slice(&(self.ops as u16).to_le_bytes());
+        self.bytes.into()
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Decodes an entry, borrowing from its bytes.
+    pub fn decode(bytes: &'a [u8]) -> Result<Entry<'a>, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let version = reader.byte("entry version")?;
+        if version != ENTRY_VERSION {
+            return Err(DecodeError::Unknown { what: "entry version", value: version.into() });
+        }
+        let feature_level = u16::from_le_bytes(reader.array("feature level")?);
+        if feature_level > FEATURE_LEVEL {
+            return Err(DecodeError::FeatureLevel(feature_level));
+        }
+        let log_time = LogTime(u64::from_le_bytes(reader.array("log time")?));
+        let count = usize::from(u16::from_le_bytes(reader.array("op count")?));
+        if count > OPS_PER_ENTRY_MAX {
+            return Err(DecodeError::TooManyOps(count));
+        }
+        let mut ops = Vec::with_capacity(count.min(reader.remaining()));
+        for _ in 0..count {
+            ops.push(decode_op(&mut reader)?);
+        }
+        reader.finish()?;
+        Ok(Entry { feature_level, log_time, ops })
+    }
+
+    /// Encodes the whole entry.
+    pub fn encode(&self) -> Result<Bytes, Error> {
+        let mut builder = EntryBuilder::new(self.feature_level);
+        for op in &self.ops {
+            builder.push(op)?;
+        }
+        Ok(builder.finish(self.log_time))
+    }
+}
+
+/// Appends one op's encoding.
+pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
+    match op {
+        Op::RegisterNode { node_uuid, process_uuid, address, host_id } => {
+            out.push(tag::REGISTER_NODE);
+            out.extend_from_slice(node_uuid);
+            out.extend_from_slice(process_uuid);
+            put_bytes(out, address.as_bytes());
+            put_bytes(out, host_id.as_bytes());
+        }
+        Op::MountSegment { node, incarnation, name, bytes } => {
+            put_owner(out, tag::MOUNT_SEGMENT, *node, *incarnation);
+            put_bytes(out, name.as_bytes());
+            put_varint(out, *bytes);
+        }
+        Op::UnmountSegment { node, incarnation, segment } => {
+            put_owner(out, tag::UNMOUNT_SEGMENT, *node, *incarnation);
+            put_varint(out, segment.0);
+        }
+        Op::SetContact { node, incarnation, contact } => {
+            put_owner(out, tag::SET_CONTACT, *node, *incarnation);
+            out.push(match contact {
+                Contact::Heard => 0,
+                Contact::Suspect => 1,
+            });
+        }
+        Op::DropNode { node, incarnation } => put_owner(out, tag::DROP_NODE, *node, *incarnation),
+        Op::OpenSession { client_uuid, host_id } => {
+            out.push(tag::OPEN_SESSION);
+            out.extend_from_slice(client_uuid);
+            put_bytes(out, host_id.as_bytes());
+        }
+        Op::ExpireSessions { sessions } => {
+            out.push(tag::EXPIRE_SESSIONS);
+            put_ids(out, sessions.iter().map(|s| s.0));
+        }
+        Op::PutStart(put) => encode_put_start(put, out),
+        Op::PutEnd(end) => encode_put_end(tag::PUT_END, end, out),
+        Op::PutRevoke(end) => encode_put_end(tag::PUT_REVOKE, end, out),
+        Op::Remove(remove) => encode_remove(remove, out),
+        Op::Retire { objects, mode } => {
+            out.push(tag::RETIRE);
+            put_ids(out, objects.iter().map(|o| o.0));
+            out.push(retire_mode_byte(*mode));
+        }
+        Op::Reclaim { replicas } => {
+            out.push(tag::RECLAIM);
+            put_ids(out, replicas.iter().map(|r| r.0));
+        }
+        Op::Discard { objects } => {
+            out.push(tag::DISCARD);
+            put_ids(out, objects.iter().map(|o| o.0));
+        }
+        Op::FenceAcknowledged { node, incarnation, replicas } => {
+            put_owner(out, tag::FENCE_ACKNOWLEDGED, *node, *incarnation);
+            put_ids(out, replicas.iter().map(|r| r.0));
+        }
+        Op::DropReplica { object, replica } => {
+            out.push(tag::DROP_REPLICA);
+            put_varint(out, object.0);
+            put_varint(out, replica.0);
+        }
+        Op::SetConfig(config) => {
+            out.push(tag::SET_CONFIG);
+            put_varint(out, config.lease_ttl_max_ms);
+            put_varint(out, config.put_start_discard_timeout_ms);
+            put_varint(out, config.objects_max);
+            out.extend_from_slice(&config.secret.0);
+        }
+        Op::Checkpoint { index, digest } => {
+            out.push(tag::CHECKPOINT);
+            put_varint(out, *index);
+            out.extend_from_slice(&digest.to_le_bytes());
+        }
+    }
+}
+
+fn put_owner(out: &mut Vec<u8>, tag: u8, node: NodeId, incarnation: Incarnation) {
+    out.push(tag);
+    put_varint(out, node.0);
+    put_varint(out, incarnation.0);
+}
+
+fn put_ids(out: &mut Vec<u8>, ids: impl ExactSizeIterator<Item = u64>) {
+    put_varint(out, ids.len() as u64);
+    for id in ids {
+        put_varint(out, id);
+    }
+}
+
+fn retire_mode_byte(mode: RetireMode) -> u8 {
+    match mode {
+        RetireMode::RetireOnly => 0,
+        RetireMode::RetireAndReclaim => 1,
+    }
+}
+
+fn encode_put_start(put: &PutStart<'_>, out: &mut Vec<u8>) {
+    out.push(tag::PUT_START);
+    put_varint(out, put.tenant.0.into());
+    put_varint(out, put.session.0);
+    put_bytes(out, put.key);
+    put_varint(out, put.length);
+    out.extend_from_slice(&put.token);
+    out.push(put.replica_num);
+    out.push(match put.mode {
+        ReplicaMode::BestEffort => 0,
+        ReplicaMode::Strict => 1,
+    });
+    put_ids(out, put.excluded.iter().map(|n| n.0));
+    put_ids(out, put.victims.iter().map(|v| v.0));
+}
+
+fn encode_put_end(tag: u8, end: &PutEnd, out: &mut Vec<u8>) {
+    out.push(tag);
+    put_varint(out, end.session.0);
+    put_varint(out, end.object.0);
+    put_varint(out, end.replicas.len() as u64);
+    for status in &end.replicas {
+        put_varint(out, status.replica.0);
+        out.push(match status.end {
+            ReplicaEnd::Stored => 0,
+            ReplicaEnd::Aborted => 1,
+            ReplicaEnd::Unknown => 2,
+        });
+    }
+}
+
+fn encode_remove(remove: &Remove<'_>, out: &mut Vec<u8>) {
+    out.push(tag::REMOVE);
+    put_varint(out, remove.tenant.0.into());
+    put_varint(out, remove.session.0);
+    put_varint(out, remove.sequence);
+    put_varint(out, remove.floor);
+    put_bytes(out, remove.key);
+    // Id 0 names nothing, so it can say "no expectation".
+    put_varint(out, remove.expected.map_or(0, |o| o.0));
+    out.push(retire_mode_byte(remove.mode));
+}
+
+fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
+    Ok(match reader.byte("op tag")? {
+        tag::REGISTER_NODE => Op::RegisterNode {
+            node_uuid: reader.array("node uuid")?,
+            process_uuid: reader.array("process uuid")?,
+            address: reader.text("address")?,
+            host_id: reader.text("host id")?,
+        },
+        tag::MOUNT_SEGMENT => {
+            let (node, incarnation) = owner(reader)?;
+            let (name, bytes) = (reader.text("segment name")?, reader.varint("segment bytes")?);
+            Op::MountSegment { node, incarnation, name, bytes }
+        }
+        tag::UNMOUNT_SEGMENT => {
+            let (node, incarnation) = owner(reader)?;
+            Op::UnmountSegment { node, incarnation, segment: SegmentId(reader.varint("segment id")?) }
+        }
+        tag::SET_CONTACT => {
+            let (node, incarnation) = owner(reader)?;
+            let contact = choice(reader, "contact", &[Contact::Heard, Contact::Suspect])?;
+            Op::SetContact { node, incarnation, contact }
+        }
+        tag::DROP_NODE => {
+            let (node, incarnation) = owner(reader)?;
+            Op::DropNode { node, incarnation }
+        }
+        tag::OPEN_SESSION => {
+            Op::OpenSession { client_uuid: reader.array("client uuid")?, host_id: reader.text("host id")? }
+        }
+        tag::EXPIRE_SESSIONS => Op::ExpireSessions { sessions: reader.ids("session ids", SessionId)? },
+        tag::PUT_START => Op::PutStart(decode_put_start(reader)?),
+        tag::PUT_END => Op::PutEnd(decode_put_end(reader)?),
+        tag::PUT_REVOKE => Op::PutRevoke(decode_put_end(reader)?),
+        tag::REMOVE => Op::Remove(decode_remove(reader)?),
+        tag::RETIRE => Op::Retire { objects: reader.ids("object ids", ObjectId)?, mode: retire_mode(reader)? },
+        tag::RECLAIM => Op::Reclaim { replicas: reader.ids("replica ids", ReplicaId)? },
+        tag::DISCARD => Op::Discard { objects: reader.ids("object ids", ObjectId)? },
+        tag::FENCE_ACKNOWLEDGED => {
+            let (node, incarnation) = owner(reader)?;
+            Op::FenceAcknowledged { node, incarnation, replicas: reader.ids("replica ids", ReplicaId)? }
+        }
+        tag::DROP_REPLICA => Op::DropReplica {
+            object: ObjectId(reader.varint("object id")?),
+            replica: ReplicaId(reader.varint("replica id")?),
+        },
+        tag::SET_CONFIG => Op::SetConfig(Config {
+            lease_ttl_max_ms: reader.varint("lease ttl")?,
+            put_start_discard_timeout_ms: reader.varint("discard timeout")?,
+            objects_max: reader.varint("objects max")?,
+            secret: Secret(reader.array("secret")?),
+        }),
+        tag::CHECKPOINT => Op::Checkpoint {
+            index: reader.varint("checkpoint index")?,
+            digest: u128::from_le_bytes(reader.array("checkpoint digest")?),
+        },
+        other => return Err(DecodeError::Unknown { what: "op tag", value: other.into() }),
+    })
+}
+
+fn owner(reader: &mut Reader<'_>) -> Result<(NodeId, Incarnation), DecodeError> {
+    Ok((NodeId(reader.varint("node id")?), Incarnation(reader.varint("incarnation")?)))
+}
+
+fn choice<T: Copy>(reader: &mut Reader<'_>, what: &'static str, choices: &[T]) -> Result<T, DecodeError> {
+    let byte = reader.byte(what)?;
+    choices.get(usize::from(byte)).copied().ok_or(DecodeError::Unknown { what, value: byte.into() })
+}
+
+fn retire_mode(reader: &mut Reader<'_>) -> Result<RetireMode, DecodeError> {
+    choice(reader, "retire mode", &[RetireMode::RetireOnly, RetireMode::RetireAndReclaim])
+}
+
+fn tenant(reader: &mut Reader<'_>) -> Result<TenantId, DecodeError> {
+    u32::try_from(reader.varint("tenant")?).map(TenantId).map_err(|_| DecodeError::Overflow("tenant"))
+}
+
+fn decode_put_start<'a>(reader: &mut Reader<'a>) -> Result<PutStart<'a>, DecodeError> {
+    Ok(PutStart {
+        tenant: tenant(reader)?,
+        session: SessionId(reader.varint("session")?),
+        key: reader.bytes("key")?,
+        length: reader.varint("length")?,
+        token: reader.array("token")?,
+        replica_num: reader.byte("replica number")?,
+        mode: choice(reader, "replica mode", &[ReplicaMode::BestEffort, ReplicaMode::Strict])?,
+        excluded: reader.ids("excluded nodes", NodeId)?.into(),
+        victims: reader.ids("victims", ObjectId)?,
+    })
+}
+
+fn decode_put_end(reader: &mut Reader<'_>) -> Result<PutEnd, DecodeError> {
+    let session = SessionId(reader.varint("session")?);
+    let object = ObjectId(reader.varint("object id")?);
+    let count = reader.count(2, "replica statuses")?;
+    let mut replicas = Statuses::with_capacity(count);
+    for _ in 0..count {
+        let replica = ReplicaId(reader.varint("replica id")?);
+        let end = choice(reader, "replica end", &[ReplicaEnd::Stored, ReplicaEnd::Aborted, ReplicaEnd::Unknown])?;
+        replicas.push(ReplicaStatus { replica, end });
+    }
+    Ok(PutEnd { session, object, replicas })
+}
+
+fn decode_remove<'a>(reader: &mut Reader<'a>) -> Result<Remove<'a>, DecodeError> {
+    Ok(Remove {
+        tenant: tenant(reader)?,
+        session: SessionId(reader.varint("session")?),
+        sequence: reader.varint("sequence")?,
+        floor: reader.varint("floor")?,
+        key: reader.bytes("key")?,
+        expected: Some(ObjectId(reader.varint("expected object")?)).filter(|id| id.0 != 0),
+        mode: retire_mode(reader)?,
+    })
+}

@@ -1,0 +1,94 @@
+//! Named limits of the directory and its replicated configuration.
+//!
+//! The constants are part of the feature level: a change to one changes what apply decides, on every master.
+
+use tidepool_proto::capability::Secret;
+use tidepool_proto::{Error, ErrorCode, LogTime};
+
+/// Feature level whose rules this binary applies. Entries above it are refused before they are applied (M6).
+pub const FEATURE_LEVEL: u16 = 1;
+/// Shards of the key space.
+pub const SHARDS: usize = 1 << SHARD_BITS;
+/// Width of a shard number.
+pub const SHARD_BITS: u32 = 10;
+/// Objects one shard may hold; fixes the width of a slot in the id index.
+pub const OBJECTS_PER_SHARD_MAX: usize = 1 << (32 - SHARD_BITS);
+/// Registered datanodes.
+pub const NODES_MAX: usize = 1 << 16;
+/// Mounted segments of one datanode.
+pub const SEGMENTS_PER_NODE_MAX: usize = 256;
+/// Largest segment: 64 TiB.
+pub const SEGMENT_BYTES_MAX: u64 = 64 << 40;
+/// Open client sessions.
+pub const SESSIONS_MAX: usize = 1 << 16;
+/// Outcomes of key-named destructive ops kept per session for late duplicates (W8).
+pub const OUTCOMES_PER_SESSION_MAX: usize = 4096;
+/// Victims one PutStart may name (W9).
+pub const VICTIMS_PER_OP_MAX: usize = 4096;
+/// Nodes one PutStart may exclude.
+pub const EXCLUDED_NODES_MAX: usize = 64;
+/// Ids one Retire, Reclaim, Discard, FenceAcknowledged or ExpireSessions may name.
+pub const IDS_PER_OP_MAX: usize = 65_536;
+/// Bytes of a node's advertised address.
+pub const ADDRESS_BYTES_MAX: usize = 300;
+/// Bytes of a host id.
+pub const HOST_ID_BYTES_MAX: usize = 256;
+/// Bytes of a segment name.
+pub const SEGMENT_NAME_BYTES_MAX: usize = 256;
+/// Objects one page of a listing may hold.
+pub const LIST_PAGE_MAX: usize = 10_000;
+/// Objects one page of a listing may look at before it answers with a cursor instead.
+pub const LIST_SCAN_MAX: usize = 1 << 16;
+/// Objects one victim search may look at.
+pub const VICTIM_SCAN_MAX: usize = 1 << 14;
+
+/// What SetConfig sets: replicated settings that apply or leases read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Clamps every lease (L3).
+    pub lease_ttl_max_ms: u64,
+    /// Age in log time after which an open put may be preempted or discarded.
+    pub put_start_discard_timeout_ms: u64,
+    /// Objects the directory may hold; more puts are refused RESOURCE_EXHAUSTED.
+    pub objects_max: u64,
+    /// Keys the capabilities (W2); all zero until the first leader draws it. Never shown or logged.
+    pub secret: Secret,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            lease_ttl_max_ms: 10_000,
+            put_start_discard_timeout_ms: 30_000,
+            objects_max: 1 << 28,
+            secret: Secret::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Refuses values that would stop the cluster or never let space return.
+    pub fn check(&self) -> Result<(), Error> {
+        const DAY_MS: u64 = 86_400_000;
+        let range = |name: &str, value: u64, min: u64, max: u64| {
+            if (min..=max).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::new(ErrorCode::InvalidParams, format!("{name} is {value}; it must be {min} to {max}")))
+        };
+        range("lease_ttl_max_ms", self.lease_ttl_max_ms, 1, DAY_MS)?;
+        range("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
+        range("objects_max", self.objects_max, 1, 1 << 32)
+    }
+}
+
+/// The configuration with what a leader needs to know of its past.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ConfigState {
+    /// In force.
+    pub config: Config,
+    /// `lease_ttl_max_ms` before it was last lowered, or the present one.
+    pub lease_ttl_max_before_ms: u64,
+    /// When it was lowered: leases of the old length may live until then plus the old value (L3).
+    pub lease_ttl_lowered_at: LogTime,
+}

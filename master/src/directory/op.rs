@@ -1,0 +1,291 @@
+//! `Op`: one mutation of the directory, and `Entry`: the batch of them that one log entry carries.
+//!
+//! Keys and names borrow from the entry's bytes; see `codec` for the encoding.
+
+use super::limits::Config;
+use smallvec::SmallVec;
+use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
+
+/// A tenant's number. Only the default tenant exists so far.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct TenantId(pub u32);
+
+impl TenantId {
+    /// The tenant of clients that name none.
+    pub const DEFAULT: TenantId = TenantId(0);
+}
+
+/// One client process: the OpenSession op that first named its uuid.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct SessionId(pub u64);
+
+impl From<OpId> for SessionId {
+    fn from(id: OpId) -> SessionId {
+        SessionId(id.0)
+    }
+}
+
+impl std::fmt::Display for SessionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", OpId(self.0))
+    }
+}
+
+/// Random 16 bytes that make a repeated PutStart answer as the first did.
+pub type Token = [u8; 16];
+/// A persistent or per-process uuid.
+pub type Uuid = [u8; 16];
+
+/// How many copies a put must get.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReplicaMode {
+    /// At least one.
+    BestEffort,
+    /// All, or NOT_ENOUGH_REPLICAS.
+    Strict,
+}
+
+/// Whether replicas that leave the listing give their space back in the same op.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RetireMode {
+    /// Space stays retired until `Reclaim`: leases may live.
+    RetireOnly,
+    /// Space is free at once: the leader set the no-lease mark and saw no lease (L1).
+    RetireAndReclaim,
+}
+
+/// Whether a node is heard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contact {
+    /// Listed and chosen.
+    Heard,
+    /// Unlisted, not chosen, not dropped (N1).
+    Suspect,
+}
+
+/// How one replica of a put ended, as its datanode says. The proposer checked the proof (W3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReplicaEnd {
+    /// Verified and stored.
+    Stored,
+    /// Not stored, and nothing more will be written (clean).
+    Aborted,
+    /// No answer (unclean).
+    Unknown,
+}
+
+/// One replica's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplicaStatus {
+    /// Replica of the grant.
+    pub replica: ReplicaId,
+    /// How it ended.
+    pub end: ReplicaEnd,
+}
+
+/// Statuses of a put's replicas.
+pub type Statuses = SmallVec<[ReplicaStatus; 2]>;
+
+/// A put's start: key, place wanted, and what may be evicted for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PutStart<'a> {
+    /// Name space.
+    pub tenant: TenantId,
+    /// Writer.
+    pub session: SessionId,
+    /// Key, 1 to 4096 bytes.
+    pub key: &'a [u8],
+    /// Payload bytes, at least 1.
+    pub length: u64,
+    /// Retry token (W8).
+    pub token: Token,
+    /// Copies wanted, 1 to 15.
+    pub replica_num: u8,
+    /// Whether fewer will do.
+    pub mode: ReplicaMode,
+    /// Nodes not to choose.
+    pub excluded: SmallVec<[NodeId; 2]>,
+    /// COMPLETE objects that may be evicted for it, in order; only as many as needed are (W9).
+    pub victims: Vec<ObjectId>,
+}
+
+/// A put's end or revocation, named by object id: idempotent by construction (W8).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PutEnd {
+    /// Writer; another one than started it is refused ILLEGAL_CLIENT.
+    pub session: SessionId,
+    /// The grant's object.
+    pub object: ObjectId,
+    /// What became of each replica; one not named counts as `Unknown`.
+    pub replicas: Statuses,
+}
+
+/// A key-named removal with its place in the session's sequence (W8).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Remove<'a> {
+    /// Name space.
+    pub tenant: TenantId,
+    /// Caller.
+    pub session: SessionId,
+    /// Number of this request in the session.
+    pub sequence: u64,
+    /// Every sequence below it has been answered to the caller.
+    pub floor: u64,
+    /// Key.
+    pub key: &'a [u8],
+    /// The object the leader looked at; if another one has the key by now nothing is done.
+    pub expected: Option<ObjectId>,
+    /// Whether its space is free at once.
+    pub mode: RetireMode,
+}
+
+/// One mutation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op<'a> {
+    /// A datanode process starts a life; a repeated process uuid answers as before.
+    RegisterNode {
+        /// Persistent uuid of the datanode.
+        node_uuid: Uuid,
+        /// Uuid of this process: the retry token.
+        process_uuid: Uuid,
+        /// Advertised address.
+        address: &'a str,
+        /// Physical host.
+        host_id: &'a str,
+    },
+    /// A datanode lends memory; a repeated name with the same size answers as before.
+    MountSegment {
+        /// Owner.
+        node: NodeId,
+        /// Its life.
+        incarnation: Incarnation,
+        /// Unique within the node.
+        name: &'a str,
+        /// Size, a multiple of 64.
+        bytes: u64,
+    },
+    /// A datanode takes memory back: its replicas are dropped.
+    UnmountSegment {
+        /// Owner.
+        node: NodeId,
+        /// Its life.
+        incarnation: Incarnation,
+        /// Segment.
+        segment: SegmentId,
+    },
+    /// Contact with a node was lost or found again (N1).
+    SetContact {
+        /// Node.
+        node: NodeId,
+        /// Its life.
+        incarnation: Incarnation,
+        /// What is known.
+        contact: Contact,
+    },
+    /// A node is forgotten with all it holds.
+    DropNode {
+        /// Node.
+        node: NodeId,
+        /// Its life: a newer one is not dropped.
+        incarnation: Incarnation,
+    },
+    /// A client process says hello; the same uuid has the same session.
+    OpenSession {
+        /// Uuid of the process.
+        client_uuid: Uuid,
+        /// Its host; may be empty.
+        host_id: &'a str,
+    },
+    /// Sessions not heard of for long end.
+    ExpireSessions {
+        /// Unknown ones are skipped.
+        sessions: Vec<SessionId>,
+    },
+    /// See [`PutStart`].
+    PutStart(PutStart<'a>),
+    /// See [`PutEnd`].
+    PutEnd(PutEnd),
+    /// Gives a grant back. Replicas stated `Stored` or `Aborted` are clean.
+    PutRevoke(PutEnd),
+    /// See [`Remove`].
+    Remove(Remove<'a>),
+    /// COMPLETE objects leave the directory (eviction); others are skipped.
+    Retire {
+        /// Objects.
+        objects: Vec<ObjectId>,
+        /// Whether their space is free at once.
+        mode: RetireMode,
+    },
+    /// Clean retired space becomes free: no lease lives on it (L1). Others are skipped.
+    Reclaim {
+        /// Retired replicas.
+        replicas: Vec<ReplicaId>,
+    },
+    /// Open puts older than the discard timeout are dropped; others are skipped.
+    Discard {
+        /// Objects.
+        objects: Vec<ObjectId>,
+    },
+    /// A datanode will write no more to these: their unclean space becomes free (W5). Others are skipped.
+    FenceAcknowledged {
+        /// Node.
+        node: NodeId,
+        /// Its life.
+        incarnation: Incarnation,
+        /// Retired replicas.
+        replicas: Vec<ReplicaId>,
+    },
+    /// The owning datanode found a replica corrupt (R3).
+    DropReplica {
+        /// Object.
+        object: ObjectId,
+        /// Replica.
+        replica: ReplicaId,
+    },
+    /// Replaces the replicated settings.
+    SetConfig(Config),
+    /// Records the digest that a majority agreed on at an older index (M3).
+    Checkpoint {
+        /// Log index.
+        index: u64,
+        /// State digest there.
+        digest: u128,
+    },
+}
+
+impl Op<'_> {
+    /// Name for logs and metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::RegisterNode { .. } => "register_node",
+            Op::MountSegment { .. } => "mount_segment",
+            Op::UnmountSegment { .. } => "unmount_segment",
+            Op::SetContact { .. } => "set_contact",
+            Op::DropNode { .. } => "drop_node",
+            Op::OpenSession { .. } => "open_session",
+            Op::ExpireSessions { .. } => "expire_sessions",
+            Op::PutStart(_) => "put_start",
+            Op::PutEnd(_) => "put_end",
+            Op::PutRevoke(_) => "put_revoke",
+            Op::Remove(_) => "remove",
+            Op::Retire { .. } => "retire",
+            Op::Reclaim { .. } => "reclaim",
+            Op::Discard { .. } => "discard",
+            Op::FenceAcknowledged { .. } => "fence_acknowledged",
+            Op::DropReplica { .. } => "drop_replica",
+            Op::SetConfig(_) => "set_config",
+            Op::Checkpoint { .. } => "checkpoint",
+        }
+    }
+}
+
+/// What one log entry carries.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry<'a> {
+    /// Rules under which its ops were proposed (M6).
+    pub feature_level: u16,
+    /// Log time stamped by the proposer; apply takes the later of it and the last one (T1).
+    pub log_time: LogTime,
+    /// At most 1024 ops, applied in order.
+    pub ops: Vec<Op<'a>>,
+}
