@@ -16,12 +16,14 @@
 
 pub mod access;
 pub mod engine;
+pub mod loan;
 pub mod local;
 pub mod memory;
 pub mod stats;
 
 pub use access::{ReadAccess, WriteAccess};
 pub use engine::{Engine, ReadItem, WriteError, WriteItem};
+pub use loan::Loan;
 pub use local::{Buffer, LocalMut, LocalRef, Owner};
 pub use memory::{Memory, Proof, RawSlice, ReadGuard, WriteOutcome, WriteReply, WriteTicket};
 pub use stats::{Stats, StatsSnapshot};
