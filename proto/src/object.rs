@@ -205,6 +205,42 @@ pub fn verify_blocks(prefix: &[u8], first_block: u64, blocks: &[u8]) -> Result<(
     Ok(())
 }
 
+/// Checks a whole payload given as parts (their concatenation is the payload) against the table of a verified prefix.
+pub fn verify_parts(prefix: &[u8], parts: &[&[u8]]) -> Result<(), Error> {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    let (mut index, mut in_block) = (0usize, 0u64);
+    let check = |index: usize, crc: u64| {
+        let at = HEADER_BYTES + index * CHECKSUM_BYTES;
+        let stored = prefix.get(at..at + CHECKSUM_BYTES).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
+        if stored == Some(crc) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::ChecksumMismatch, format!("payload block {index} does not match its CRC")))
+    };
+    for part in parts {
+        let mut rest = *part;
+        while !rest.is_empty() {
+            let take = rest.len().min((BLOCK_BYTES - in_block) as usize);
+            digest.update(&rest[..take]);
+            rest = &rest[take..];
+            in_block += take as u64;
+            if in_block == BLOCK_BYTES {
+                check(index, digest.finalize())?;
+                digest.reset();
+                (index, in_block) = (index + 1, 0);
+            }
+        }
+    }
+    if in_block > 0 {
+        check(index, digest.finalize())?;
+        index += 1;
+    }
+    if prefix.len() != HEADER_BYTES + index * CHECKSUM_BYTES {
+        return Err(Error::new(ErrorCode::ChecksumMismatch, format!("payload has {index} blocks, its table another number")));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,6 +284,21 @@ mod tests {
             bad[at] ^= 0x80;
             assert!(verify_blocks(&prefix, 0, &bad).is_err(), "flip at {at} passed");
         }
+    }
+
+    #[test]
+    fn parts_are_verified_as_the_whole_is() {
+        let payload: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+        let prefix = sample(&payload);
+        for cut in [0, 1, 65_535, 65_536, 65_537, 131_072, 199_999, 200_000] {
+            let (a, b) = payload.split_at(cut);
+            verify_parts(&prefix, &[a, b]).unwrap();
+        }
+        let mut bad = payload.clone();
+        bad[199_999] ^= 1;
+        assert!(verify_parts(&prefix, &[&bad]).is_err());
+        assert!(verify_parts(&prefix, &[&payload[..131_072]]).is_err(), "a missing block passed");
+        assert!(verify_parts(&prefix, &[&payload, &[0; 65_536]]).is_err(), "a surplus block passed");
     }
 
     #[test]
