@@ -10,6 +10,7 @@ mod reader;
 mod tests;
 
 use bytes::Bytes;
+pub(crate) use messages::entry_size;
 pub use reader::Reader;
 use thiserror::Error;
 
