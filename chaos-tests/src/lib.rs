@@ -1,1 +1,35 @@
-//! Tests that break real processes and simulated ones, and the drills operators run.
+//! Tests that break real processes, and the drills, demo and benchmarks that operators run.
+//!
+//! Everything here starts the `tidepool` binary as separate processes on loopback, with real data directories, real
+//! sockets and real signals, and judges by what clients saw. It never links `master`, `raft` or `datanode`: what it
+//! knows of a pool it learned through the client and the admin service.
+//!
+//! Start with [`cluster`] (a pool of processes) and [`process`] (one of them); [`load`] is one client under load in a
+//! process of its own, [`fleet`] many of them, [`record`] the log each keeps; [`outage`] computes RTO from those logs
+//! and [`audit`] counts RPO; [`failover`] is one round of load, kill, recovery and verdict, which [`demo`] and
+//! [`drill`] are made of; [`bench`](mod@bench) measures.
+//!
+//! Architecture invariant: nothing here decides by sleeping. A condition is polled until a deadline.
+
+pub mod admin;
+pub mod audit;
+pub mod bench;
+pub mod byte_size;
+pub mod clock;
+pub mod cluster;
+pub mod content;
+pub mod demo;
+pub mod drill;
+pub mod failover;
+pub mod files;
+pub mod fleet;
+pub mod load;
+pub mod outage;
+pub mod output;
+pub mod ports;
+pub mod process;
+pub mod record;
+pub mod rogue;
+pub mod worker;
+
+pub use output::{Format, Verdict};

@@ -1,0 +1,71 @@
+//! The operators' service of one master, asked over short-lived connections: a dead or paused master costs the
+//! deadline, never a hang.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tidepool_proto::v1::admin_service_client::AdminServiceClient;
+use tidepool_proto::v1::{
+    CompactRequest, StateDigestRequest, StateDigestResponse, StatusRequest, StatusResponse, TransferRequest,
+    TransferResponse,
+};
+use tonic::transport::{Channel, Endpoint};
+
+/// Deadline of one admin call.
+pub const CALL_WITHIN: Duration = Duration::from_secs(2);
+
+async fn connect(address: SocketAddr) -> Result<AdminServiceClient<Channel>> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(CALL_WITHIN);
+    let channel = endpoint.connect().await.with_context(|| format!("connecting to master {address}"))?;
+    Ok(AdminServiceClient::new(channel))
+}
+
+async fn within<T>(limit: Duration, address: SocketAddr, call: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, call).await.map_err(|_| anyhow!("master {address} did not answer within {limit:?}"))?
+}
+
+/// What a master says about itself.
+pub async fn status(address: SocketAddr) -> Result<StatusResponse> {
+    within(CALL_WITHIN, address, async {
+        Ok(connect(address).await?.status(StatusRequest {}).await?.into_inner())
+    })
+    .await
+}
+
+/// The digest of a master's state once it has applied `at_least_index`.
+pub async fn state_digest(address: SocketAddr, at_least_index: u64) -> Result<StateDigestResponse> {
+    within(CALL_WITHIN, address, async {
+        let request = StateDigestRequest { at_least_index, remaining_ms: CALL_WITHIN.as_millis() as u32 };
+        let response = connect(address).await?.state_digest(request).await?.into_inner();
+        match response.error {
+            Some(error) => bail!("state digest of master {address}: {}", tidepool_proto::Error::from(error)),
+            None => Ok(response),
+        }
+    })
+    .await
+}
+
+/// Asks the leader to hand over (target 0: to its best standby).
+pub async fn transfer_leader(address: SocketAddr, target_node_id: u64) -> Result<TransferResponse> {
+    within(Duration::from_secs(10), address, async {
+        let response = connect(address).await?.transfer_leader(TransferRequest { target_node_id }).await?.into_inner();
+        match response.error {
+            Some(error) => bail!("transfer of leadership by {address}: {}", tidepool_proto::Error::from(error)),
+            None => Ok(response),
+        }
+    })
+    .await
+}
+
+/// Asks a master to snapshot its state and purge its log.
+pub async fn compact(address: SocketAddr) -> Result<u64> {
+    within(Duration::from_secs(60), address, async {
+        let response = connect(address).await?.compact(CompactRequest {}).await?.into_inner();
+        match response.error {
+            Some(error) => bail!("compaction of {address}: {}", tidepool_proto::Error::from(error)),
+            None => Ok(response.snapshot_index),
+        }
+    })
+    .await
+}

@@ -1,0 +1,156 @@
+//! Suite `put-get`: batched puts and gets of whole objects over TCP, verification included, against raw sockets.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bytes::Bytes;
+use serde_json::json;
+use tidepool_client::{Client, PutItem, PutOptions};
+use tidepool_proto::object::checksum;
+
+use super::BenchOptions;
+use super::figure::{Figure, Printer};
+use super::raw_socket::RawPair;
+use crate::audit::remove_all;
+use crate::cluster::Cluster;
+use crate::content::value_of;
+use crate::failover;
+
+const SUITE: &str = "put-get";
+/// (value bytes, keys a batch, batches a run, name)
+const SHAPES: [(usize, usize, usize, &str); 4] = [
+    (4 << 10, 128, 64, "4KiBx128"),
+    (64 << 10, 128, 16, "64KiBx128"),
+    (1 << 20, 64, 6, "1MiBx64"),
+    (16 << 20, 8, 3, "16MiBx8"),
+];
+const CALL_WITHIN: Duration = Duration::from_secs(30);
+
+fn gigabytes_a_second(bytes: usize, time: Duration) -> f64 {
+    bytes as f64 / 1e9 / time.as_secs_f64()
+}
+
+/// Runs the suite.
+pub async fn run(
+    options: &BenchOptions,
+    binary: &Path,
+    cluster: &mut Cluster,
+    directory: &Path,
+    printer: &mut Printer,
+) -> Result<()> {
+    let client = failover::connect(cluster).await?;
+    let mut raw = RawPair::start(binary, directory)?;
+    for (bytes, keys, batches, name) in SHAPES {
+        let total = bytes * keys * batches;
+        let mut puts = Side::new(format!("tcp-remote/{name}/put"), options);
+        let mut gets = Side::new(format!("tcp-remote/{name}/get"), options);
+        if !puts.wanted && !gets.wanted {
+            continue;
+        }
+        let values: Vec<Bytes> = (0..keys).map(|at| value_of(&format!("{name}/{at}"), 0, bytes).into()).collect();
+        // Run 0 warms memory and connections and is not counted. Gets read what the last put run stored.
+        for run in 0..=options.runs {
+            let names: Vec<Vec<String>> = (0..batches)
+                .map(|batch| (0..keys).map(|at| format!("bench/{name}/{run}/{batch}/{at:08}")).collect())
+                .collect();
+            let time = put_batches(&client, &names, &values).await?;
+            let ceiling = raw.put(keys, bytes, batches)?;
+            if run > 0 {
+                puts.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
+            }
+            if run == options.runs {
+                for get_run in 0..=options.runs {
+                    let time = get_batches(&client, &names, bytes).await?;
+                    let ceiling = raw.get(keys, bytes, batches)?;
+                    if get_run > 0 {
+                        gets.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
+                    }
+                }
+            }
+            let all: Vec<&str> = names.iter().flatten().map(String::as_str).collect();
+            remove_all(&client, &all).await?;
+        }
+        for side in [puts, gets] {
+            side.print(bytes, printer);
+        }
+    }
+    checksum_cost(options, printer);
+    Ok(())
+}
+
+struct Side {
+    case: String,
+    wanted: bool,
+    runs: Vec<f64>,
+    ceiling: Vec<f64>,
+}
+
+impl Side {
+    fn new(case: String, options: &BenchOptions) -> Side {
+        Side { wanted: case.contains(&options.case), case, runs: Vec::new(), ceiling: Vec::new() }
+    }
+    fn add(&mut self, figure: f64, ceiling: f64) {
+        self.runs.push(figure);
+        self.ceiling.push(ceiling);
+    }
+    fn print(self, bytes: usize, printer: &mut Printer) {
+        if !self.wanted {
+            return;
+        }
+        let us_per_key = bytes as f64 / 1e3 / super::figure::median(&self.runs);
+        printer.print(&Figure {
+            suite: SUITE,
+            case: self.case,
+            runs: self.runs,
+            unit: "GB/s",
+            ceiling: self.ceiling,
+            extra: vec![("us_per_key", json!((us_per_key * 100.0).round() / 100.0))],
+        });
+    }
+}
+
+async fn put_batches(client: &Client, names: &[Vec<String>], values: &[Bytes]) -> Result<Duration> {
+    let mut spent = Duration::ZERO;
+    for keys in names {
+        let items = keys.iter().zip(values).map(|(key, value)| PutItem::new(key.clone(), value.clone())).collect();
+        let options = PutOptions { deadline: Some(CALL_WITHIN), ..PutOptions::default() };
+        let began = Instant::now();
+        let results = client.put_many(items, options).await;
+        spent += began.elapsed();
+        for result in results {
+            result?;
+        }
+    }
+    Ok(spent)
+}
+
+async fn get_batches(client: &Client, names: &[Vec<String>], bytes: usize) -> Result<Duration> {
+    let mut spent = Duration::ZERO;
+    for keys in names {
+        let began = Instant::now();
+        let results = client.get_many(keys, Some(CALL_WITHIN)).await;
+        spent += began.elapsed();
+        for result in results {
+            anyhow::ensure!(result?.len() == bytes, "a get returned another length");
+        }
+    }
+    Ok(spent)
+}
+
+/// What verification alone costs: the checksum that every put and every get computes over every block, on one thread.
+fn checksum_cost(options: &BenchOptions, printer: &mut Printer) {
+    let case = "checksum/64KiB".to_owned();
+    if !case.contains(&options.case) {
+        return;
+    }
+    let memory = value_of(&case, 0, 64 << 20);
+    let runs = (0..options.runs).map(|_| {
+        let began = Instant::now();
+        let folded = memory.chunks(64 << 10).fold(0, |sum, block| sum ^ checksum(block));
+        std::hint::black_box(folded);
+        gigabytes_a_second(memory.len(), began.elapsed())
+    });
+    let runs = runs.collect();
+    printer.print(&Figure { suite: SUITE, case, runs, unit: "GB/s", ceiling: Vec::new(), extra: Vec::new() });
+}

@@ -1,0 +1,160 @@
+//! One failover under load, from warm-up to verdict: the round that the demo does once and the drill many times.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rand::Rng;
+use tidepool_client::{Client, ClientOptions};
+use tidepool_proto::v1::StatusResponse;
+
+use crate::audit::{self, Audit, Expected};
+use crate::cluster::Cluster;
+use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
+use crate::outage::{self, Outage};
+use crate::record::{Call, CallOutcome};
+
+/// How long a load may take to run smoothly before the fault.
+const WARM_WITHIN: Duration = Duration::from_secs(60);
+/// How long clients may be without service after the fault before the round counts as not recovered.
+const RECOVER_WITHIN: Duration = Duration::from_secs(30);
+/// How long a restarted master may take to hold everything again.
+const CATCH_UP_WITHIN: Duration = Duration::from_secs(60);
+/// How long masters may take to stand at one index once the load is gone.
+const DIGEST_WITHIN: Duration = Duration::from_secs(30);
+/// The fault falls at a random instant within this, so that it meets every phase of heartbeats and batches.
+const FAULT_PHASE: Duration = Duration::from_millis(200);
+
+/// Which acknowledged objects must be readable at the end of a round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Judged {
+    /// Every one: the pool has room for all.
+    All,
+    /// Those within this many last acknowledged bytes: the pool overflows, eviction takes older ones by right.
+    LastBytes(u64),
+}
+
+/// What one round did and found.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// As the clients felt it.
+    pub outage: Outage,
+    /// Name of the killed leader.
+    pub killed: String,
+    /// Name of the leader that followed.
+    pub successor: String,
+    /// Share of the pool in use right before the fault, in per cent.
+    pub fill_percent: f64,
+    /// Acknowledged puts of the round.
+    pub acknowledged: u64,
+    /// Acknowledged puts that must be readable, read back.
+    pub audit: Audit,
+    /// Acknowledged puts gone by right (evicted while the pool overflowed).
+    pub evicted: u64,
+    /// Older objects that came back with other bytes.
+    pub wrong_old: u64,
+    /// Masters had one digest at one applied index.
+    pub state_hash_equal: bool,
+    /// That index.
+    pub applied_index: u64,
+    /// Keys this round may have written.
+    pub keys: Vec<String>,
+}
+
+impl Round {
+    /// Acknowledged puts lost.
+    pub fn rpo_lost(&self) -> u64 {
+        self.audit.lost() + self.wrong_old
+    }
+
+    /// Whether everything held: nothing lost, no wrong or stale answer on the way, service back, states equal.
+    pub fn held(&self) -> bool {
+        self.rpo_lost() == 0
+            && self.outage.corrupt == 0
+            && self.outage.missed == 0
+            && self.outage.rto_write_ms.is_some()
+            && self.outage.rto_read_ms.is_some()
+            && self.state_hash_equal
+    }
+}
+
+/// Share of the pool's memory that is in use, in per cent.
+pub fn fill_percent(status: &StatusResponse) -> f64 {
+    let capacity: u64 = status.segments.iter().map(|s| s.capacity_bytes).sum();
+    let free: u64 = status.segments.iter().map(|s| s.free_bytes).sum();
+    if capacity == 0 { 0.0 } else { (capacity - free) as f64 * 100.0 / capacity as f64 }
+}
+
+/// A client of a running pool.
+pub async fn connect(cluster: &Cluster) -> Result<Client> {
+    let mut options = ClientOptions::new(ClientOptions::parse_masters(&cluster.masters_text())?);
+    options.connect_deadline = Duration::from_secs(20);
+    options.deadline = Duration::from_secs(20);
+    Client::connect(options).await.context("connecting to the pool")
+}
+
+/// Kills the leader under load with SIGKILL, waits for recovery, restarts it under load, waits until it has caught up,
+/// stops the load and judges.
+pub async fn kill_leader_round(
+    cluster: &mut Cluster,
+    client: &Client,
+    load: &FleetOptions,
+    judged: Judged,
+) -> Result<Round> {
+    let mut fleet = Fleet::start(load)?;
+    let a_while = |clients: u32, share: f64| (f64::from(clients) * load.rate_per_s * share).ceil() as u64;
+    // An eighth of the readers' calls are exists or find no key yet; a third of a second of gets is warm.
+    let warm = fleet.progress(0).wait_for(a_while(load.writers, 0.8), a_while(load.readers, 0.3), WARM_WITHIN).await;
+    if let Err(error) = warm {
+        fleet.expect_running()?;
+        return Err(error.context("the load did not get going"));
+    }
+
+    let status = cluster.leader_status(RECOVER_WITHIN).await?;
+    let victim = cluster.leader(RECOVER_WITHIN).await?;
+    let phase = rand::rng().random_range(Duration::ZERO..FAULT_PHASE);
+    tokio::time::sleep(phase).await;
+    let fault = cluster.masters[victim].kill()?;
+    let killed = cluster.masters[victim].name().to_owned();
+
+    let mut after = fleet.progress(fault.certain_ns);
+    let recovered = after.wait_for(a_while(load.writers, 0.5), a_while(load.readers, 0.3), RECOVER_WITHIN).await;
+    if let Err(error) = recovered {
+        // Not recovered is a result: it is judged below, from the logs.
+        tracing::error!("after the kill of {killed}: {error:#}");
+    }
+    let successor = cluster.leader(RECOVER_WITHIN).await?;
+    let successor = cluster.masters[successor].name().to_owned();
+    cluster.masters[victim].start()?;
+    cluster.wait_caught_up(victim, CATCH_UP_WITHIN).await?;
+    let rejoined_ns = crate::clock::monotonic_ns();
+    fleet.progress(rejoined_ns).wait_for(a_while(load.writers, 0.2), a_while(load.readers, 0.1), RECOVER_WITHIN).await?;
+    fleet.expect_running()?;
+    let logs = fleet.stop().await?;
+
+    let outage = outage::measure(&logs, fault);
+    cluster.wait_serving(CATCH_UP_WITHIN).await?;
+    let digests = cluster.compare_digests(DIGEST_WITHIN).await?;
+
+    let puts = acknowledged_puts(&logs);
+    let (old, recent) = match judged {
+        Judged::All => puts.split_at(0),
+        Judged::LastBytes(bytes) => audit::split_recent(&puts, bytes),
+    };
+    let expected = |part: &[&crate::record::CallRecord]| part.iter().map(|r| Expected::from(*r)).collect::<Vec<_>>();
+    let audit = audit::read_back(client, &expected(recent)).await?;
+    let old = audit::read_back(client, &expected(old)).await?;
+    let keys = logs.iter().flatten().filter(|r| r.call == Call::Put && r.outcome != CallOutcome::Fail);
+    Ok(Round {
+        killed,
+        successor,
+        fill_percent: fill_percent(&status),
+        acknowledged: puts.len() as u64,
+        evicted: old.absent.len() as u64,
+        wrong_old: old.wrong.len() as u64,
+        audit,
+        state_hash_equal: digests.is_equal(),
+        applied_index: digests.applied_index,
+        keys: keys.map(|r| r.key.clone()).collect(),
+        outage,
+    })
+}

@@ -1,0 +1,66 @@
+//! What a child process does: the hidden `tidepool load-worker SPEC` command.
+//!
+//! The binary re-executes itself for everything that has to be a process of its own: roles that must die with the
+//! harness, load clients whose logs must survive their victims, and the far end of the raw-socket ceiling.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::bench::raw_socket::{self, RawServerSpec};
+use crate::load::{self, LoadSpec};
+
+/// Arguments of `tidepool load-worker`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct WorkerArgs {
+    /// What to do, as JSON
+    pub spec: String,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WorkerSpec {
+    /// Become another program that dies with its parent.
+    Exec(ExecSpec),
+    /// Be one client under load.
+    Load(LoadSpec),
+    /// Be the far end of the raw-socket ceiling.
+    RawServer(RawServerSpec),
+}
+
+/// A program that dies with its parent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ExecSpec {
+    /// Who must be alive.
+    pub parent: u32,
+    /// Program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// Runs the command. Call it before any runtime or thread exists.
+pub fn run(args: &WorkerArgs) -> Result<()> {
+    let spec: WorkerSpec = serde_json::from_str(&args.spec).context("load-worker: the specification is not valid")?;
+    match spec {
+        WorkerSpec::Exec(spec) => become_program(&spec),
+        WorkerSpec::Load(spec) => load::run_client(spec),
+        WorkerSpec::RawServer(spec) => raw_socket::serve(&spec),
+    }
+}
+
+fn become_program(spec: &ExecSpec) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("asking to be killed with the parent")?;
+    // The parent may have died before the request above.
+    if getppid().map(|pid| pid.as_raw_nonzero().get() as u32) != Some(spec.parent) {
+        bail!("the parent {} is gone", spec.parent);
+    }
+    // Survives execve(2); cleared only by set-user-id programs.
+    let error = Command::new(&spec.program).args(&spec.arguments).exec();
+    Err(error).with_context(|| format!("executing {}", spec.program.display()))
+}
