@@ -27,10 +27,8 @@ async fn within<T>(limit: Duration, address: SocketAddr, call: impl Future<Outpu
 
 /// What a master says about itself.
 pub async fn status(address: SocketAddr) -> Result<StatusResponse> {
-    within(CALL_WITHIN, address, async {
-        Ok(connect(address).await?.status(StatusRequest {}).await?.into_inner())
-    })
-    .await
+    within(CALL_WITHIN, address, async { Ok(connect(address).await?.status(StatusRequest {}).await?.into_inner()) })
+        .await
 }
 
 /// The digest of a master's state once it has applied `at_least_index`.

@@ -178,7 +178,11 @@ mod tests {
     #[test]
     fn batches_hold_every_object_once_and_stay_small() {
         let objects: Vec<Expected> = (0..200)
-            .map(|i| Expected { key: i.to_string(), hash: String::new(), bytes: if i == 7 { BATCH_BYTES * 2 } else { 1 } })
+            .map(|i| Expected {
+                key: i.to_string(),
+                hash: String::new(),
+                bytes: if i == 7 { BATCH_BYTES * 2 } else { 1 },
+            })
             .collect();
         let batches = batches(&objects);
         assert_eq!(batches.iter().map(|b| b.len()).sum::<usize>(), 200);

@@ -37,9 +37,13 @@ mod tests {
 
     #[test]
     fn sizes_parse_and_print() {
-        for (text, bytes, shown) in
-            [("4096", 4096, "4KiB"), ("1GiB", 1 << 30, "1GiB"), ("3 MiB", 3 << 20, "3MiB"), ("7B", 7, "7B"), ("0", 0, "0B")]
-        {
+        for (text, bytes, shown) in [
+            ("4096", 4096, "4KiB"),
+            ("1GiB", 1 << 30, "1GiB"),
+            ("3 MiB", 3 << 20, "3MiB"),
+            ("7B", 7, "7B"),
+            ("0", 0, "0B"),
+        ] {
             let size: ByteSize = text.parse().unwrap();
             assert_eq!(size, ByteSize(bytes), "{text}");
             assert_eq!(size.to_string(), shown);

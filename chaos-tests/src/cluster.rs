@@ -188,11 +188,8 @@ impl Cluster {
     pub fn describe(options: ClusterOptions) -> Result<Cluster> {
         let ports = ports::reserve(2 * (options.masters + options.datanodes))?;
         let (master_ports, datanode_ports) = ports.split_at(2 * options.masters);
-        let members: Vec<String> = master_ports
-            .chunks(2)
-            .enumerate()
-            .map(|(i, pair)| format!("{}=127.0.0.1:{}", i + 1, pair[0]))
-            .collect();
+        let members: Vec<String> =
+            master_ports.chunks(2).enumerate().map(|(i, pair)| format!("{}=127.0.0.1:{}", i + 1, pair[0])).collect();
         let members = members.join(",");
         let masters: Vec<Role> = master_ports
             .chunks(2)
@@ -307,7 +304,9 @@ impl Cluster {
             for datanode in &mut self.datanodes {
                 datanode.process()?.expect_running()?;
             }
-            return Ok(Some(format!("{listed} datanodes listed and {segments} segments mounted of {datanodes_running}")));
+            return Ok(Some(format!(
+                "{listed} datanodes listed and {segments} segments mounted of {datanodes_running}"
+            )));
         }
         Ok(None)
     }
@@ -355,7 +354,9 @@ impl Cluster {
         loop {
             self.masters[at].process()?.expect_running()?;
             let seen = match admin::status(self.masters[at].rpc).await {
-                Ok(status) if status.applied_index >= goal && matches!(&*status.role, "leader" | "standby") => return Ok(()),
+                Ok(status) if status.applied_index >= goal && matches!(&*status.role, "leader" | "standby") => {
+                    return Ok(());
+                }
                 Ok(status) => format!("is {} and has applied {} of {goal}", status.role, status.applied_index),
                 Err(error) => format!("{error:#}"),
             };

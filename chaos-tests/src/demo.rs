@@ -308,7 +308,12 @@ fn print_report(figures: &Figures, round: &Round, held: bool) {
     let outage = &round.outage;
     let shown = |ms: Option<f64>| ms.map_or("never recovered".to_owned(), |ms| format!("{ms:.0} ms"));
     println!("Tidepool demo: 3 masters, 2 datanodes, load1 {:.1}", load1());
-    println!("  stored        {} files, {:.2} GB, at {:.2} GB/s", figures.objects, figures.bytes as f64 / 1e9, figures.put_gb_s);
+    println!(
+        "  stored        {} files, {:.2} GB, at {:.2} GB/s",
+        figures.objects,
+        figures.bytes as f64 / 1e9,
+        figures.put_gb_s
+    );
     println!("  read back     at {:.2} GB/s, {} missing or different", figures.get_gb_s, figures.first_bad);
     println!("  oplog         {:.1} ops an entry while storing", figures.ops_per_entry);
     println!("  killed        {} (SIGKILL, leader, under load); {} took over", round.killed, round.successor);
@@ -334,7 +339,13 @@ fn print_how_to_reach(cluster: &mut Cluster) {
     println!("The pool stays up. Reach it with:");
     println!("  tidepool --masters {} status", cluster.masters_text());
     for role in cluster.masters.iter().chain(&cluster.datanodes) {
-        println!("  http://{}/  {} (process {}), log {}", role.http, role.name(), role.id().unwrap_or(0), role.log().display());
+        println!(
+            "  http://{}/  {} (process {}), log {}",
+            role.http,
+            role.name(),
+            role.id().unwrap_or(0),
+            role.log().display()
+        );
     }
     let ids: Vec<String> =
         cluster.datanodes.iter().chain(&cluster.masters).filter_map(|r| r.id()).map(|id| id.to_string()).collect();

@@ -127,7 +127,10 @@ pub async fn kill_leader_round(
     cluster.masters[victim].start()?;
     cluster.wait_caught_up(victim, CATCH_UP_WITHIN).await?;
     let rejoined_ns = crate::clock::monotonic_ns();
-    fleet.progress(rejoined_ns).wait_for(a_while(load.writers, 0.2), a_while(load.readers, 0.1), RECOVER_WITHIN).await?;
+    fleet
+        .progress(rejoined_ns)
+        .wait_for(a_while(load.writers, 0.2), a_while(load.readers, 0.1), RECOVER_WITHIN)
+        .await?;
     fleet.expect_running()?;
     let logs = fleet.stop().await?;
 

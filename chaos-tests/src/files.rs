@@ -39,7 +39,8 @@ pub fn collect(roots: &[PathBuf], objects: u64, bytes: u64) -> Result<Vec<Source
                     if !is_skipped(&path, roots) {
                         pending.push(path);
                     }
-                } else if meta.is_file() && (1..=FILE_BYTES_MAX).contains(&meta.len()) && fs::File::open(&path).is_ok() {
+                } else if meta.is_file() && (1..=FILE_BYTES_MAX).contains(&meta.len()) && fs::File::open(&path).is_ok()
+                {
                     found_bytes += meta.len();
                     found.push(SourceFile { path, bytes: meta.len() });
                 }

@@ -199,9 +199,8 @@ async fn drive(spec: LoadSpec) -> Result<()> {
                     continue;
                 }
                 let count = if tick % EXIST_EVERY == EXIST_EVERY - 1 { EXIST_KEYS } else { 1 };
-                let chosen: Vec<Acknowledged> = (0..count)
-                    .map(|_| recent.objects[random.random_range(0..recent.objects.len())].clone())
-                    .collect();
+                let chosen: Vec<Acknowledged> =
+                    (0..count).map(|_| recent.objects[random.random_range(0..recent.objects.len())].clone()).collect();
                 tokio::spawn(async move {
                     if chosen.len() == 1 {
                         get(&shared, &chosen[0], intended_ns).await;

@@ -125,8 +125,8 @@ mod tests {
         let fault = Fault { at_ns: 100 * MS, certain_ns: 102 * MS };
         let writer = vec![
             call(Call::Put, 90, 91, CallOutcome::Ok),
-            call(Call::Put, 99, 400, CallOutcome::Ok),   // started before: proves nothing about recovery
-            call(Call::Put, 101, 101, CallOutcome::Ok),  // answered by the dying process
+            call(Call::Put, 99, 400, CallOutcome::Ok), // started before: proves nothing about recovery
+            call(Call::Put, 101, 101, CallOutcome::Ok), // answered by the dying process
             call(Call::Put, 110, 600, CallOutcome::Unknown),
             call(Call::Put, 120, 450, CallOutcome::Ok),
             call(Call::Put, 130, 440, CallOutcome::Ok),

@@ -57,8 +57,12 @@ impl RogueClient {
 
     /// One request with its own deadline.
     pub async fn call_within(&mut self, body: Body, within: Duration) -> Result<client_response::Body> {
-        let request =
-            v1::ClientRequest { id: 1, remaining_ms: within.as_millis() as u32, tenant: String::new(), body: Some(body) };
+        let request = v1::ClientRequest {
+            id: 1,
+            remaining_ms: within.as_millis() as u32,
+            tenant: String::new(),
+            body: Some(body),
+        };
         let answer = tokio::time::timeout(within * 2, self.service.call(request));
         let answer = answer.await.map_err(|_| anyhow!("no answer within {:?}", within * 2))??.into_inner();
         match (answer.error, answer.body) {
@@ -100,7 +104,10 @@ impl RogueClient {
 
     /// PutRevoke of one key.
     pub async fn put_revoke(&mut self, item: v1::PutEndItem) -> Result<Option<v1::ItemError>> {
-        match self.call(Body::PutRevoke(v1::PutRevokeRequest { items: vec![item], session_id: self.session_id })).await? {
+        match self
+            .call(Body::PutRevoke(v1::PutRevokeRequest { items: vec![item], session_id: self.session_id }))
+            .await?
+        {
             client_response::Body::PutRevoke(answer) => Ok(answer.errors.into_iter().next()),
             other => bail!("PutRevoke was answered with {other:?}"),
         }

@@ -113,17 +113,31 @@ async fn put_rate(options: &BenchOptions, cluster: &mut Cluster, client: &Client
     }
     let extra = vec![("batch", json!("128x64B")), ("in_flight", json!(IN_FLIGHT)), ("masters", json!(3))];
     for (case, runs, unit) in [("put_keys_per_s", rates, "keys/s"), ("ops_per_entry", densities, "ops")] {
-        printer.print(&Figure { suite: SUITE, case: case.into(), runs, unit, ceiling: Vec::new(), extra: extra.clone() });
+        printer.print(&Figure {
+            suite: SUITE,
+            case: case.into(),
+            runs,
+            unit,
+            ceiling: Vec::new(),
+            extra: extra.clone(),
+        });
     }
     Ok(())
 }
 
-async fn exist_cost(options: &BenchOptions, cluster: &mut Cluster, client: &Client, printer: &mut Printer) -> Result<()> {
+async fn exist_cost(
+    options: &BenchOptions,
+    cluster: &mut Cluster,
+    client: &Client,
+    printer: &mut Printer,
+) -> Result<()> {
     put_keys(client, "exist", EXIST_POOL, 512).await?;
     let keys: Arc<Vec<String>> = Arc::new((0..EXIST_POOL).map(|number| key_of("exist", number)).collect());
     let leader = cluster.leader(LEADER_WITHIN).await?;
     let pid = cluster.masters[leader].id().context("the leader has no process id")?;
-    for (batch, case) in [(1, "exist1_cpu_us_per_call"), (32, "exist32_cpu_us_per_key"), (500, "exist500_cpu_us_per_key")] {
+    for (batch, case) in
+        [(1, "exist1_cpu_us_per_call"), (32, "exist32_cpu_us_per_key"), (500, "exist500_cpu_us_per_key")]
+    {
         if !case.contains(&options.case) {
             continue;
         }
@@ -158,7 +172,14 @@ async fn exist_cost(options: &BenchOptions, cluster: &mut Cluster, client: &Clie
             }
         }
         let case = "exist_lone_p50_us".into();
-        printer.print(&Figure { suite: SUITE, case, runs: medians, unit: "us", ceiling: Vec::new(), extra: Vec::new() });
+        printer.print(&Figure {
+            suite: SUITE,
+            case,
+            runs: medians,
+            unit: "us",
+            ceiling: Vec::new(),
+            extra: Vec::new(),
+        });
     }
     Ok(())
 }
@@ -224,7 +245,14 @@ async fn memory_per_object(
         ("put_keys_per_s", json!((objects as f64 / time.as_secs_f64()).round())),
     ];
     let runs = vec![grown[leader]];
-    printer.print(&Figure { suite: SUITE, case: "bytes_per_object".into(), runs, unit: "bytes", ceiling: Vec::new(), extra });
+    printer.print(&Figure {
+        suite: SUITE,
+        case: "bytes_per_object".into(),
+        runs,
+        unit: "bytes",
+        ceiling: Vec::new(),
+        extra,
+    });
     Ok(())
 }
 

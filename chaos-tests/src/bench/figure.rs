@@ -93,7 +93,10 @@ impl Printer {
             Format::Json => println!("{}", json!(line)),
             Format::Table => {
                 if self.printed == 0 {
-                    println!("{:<34} {:>10} {:>10} {:>10} {:<8} {:>9} {:>6}", "case", "median", "min", "max", "unit", "ceiling", "ratio");
+                    println!(
+                        "{:<34} {:>10} {:>10} {:>10} {:<8} {:>9} {:>6}",
+                        "case", "median", "min", "max", "unit", "ceiling", "ratio"
+                    );
                 }
                 let shown = |x: Option<f64>| x.map_or("-".to_owned(), |x| x.to_string());
                 println!(

@@ -131,7 +131,10 @@ impl RawPair {
         let launch = Launch {
             name: "raw-socket".into(),
             binary: binary.to_owned(),
-            arguments: vec!["load-worker".into(), serde_json::to_string(&WorkerSpec::RawServer(RawServerSpec { port }))?],
+            arguments: vec![
+                "load-worker".into(),
+                serde_json::to_string(&WorkerSpec::RawServer(RawServerSpec { port }))?,
+            ],
             environment: Vec::new(),
             log: directory.join("raw-socket.log"),
         };
@@ -140,7 +143,9 @@ impl RawPair {
         let stream = loop {
             match TcpStream::connect(("127.0.0.1", port)) {
                 Ok(stream) => break stream,
-                Err(error) if Instant::now() > give_up => return Err(error).context("connecting to the raw-socket server"),
+                Err(error) if Instant::now() > give_up => {
+                    return Err(error).context("connecting to the raw-socket server");
+                }
                 Err(_) => {
                     server.expect_running()?;
                     std::thread::sleep(Duration::from_millis(5));
