@@ -7,6 +7,10 @@
 use crate::ids::{History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 use crate::v1;
 
+/// Longest a write grant may be valid, in log time. The master signs none that expires later than this after it was
+/// given; a datanode keeps a fence for as long, after which no grant from before the fence can be presented.
+pub const GRANT_LIFETIME_MAX_MS: u64 = 15 * 60 * 1000;
+
 /// What the holder may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -48,7 +52,7 @@ pub struct Capability {
 pub type Mac = [u8; 16];
 
 /// The cluster secret; never logged.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Secret(pub [u8; 32]);
 
 impl std::fmt::Debug for Secret {
