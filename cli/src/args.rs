@@ -1,0 +1,247 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use tidepool_chaos_tests::bench::BenchOptions;
+use tidepool_chaos_tests::demo::DemoOptions;
+use tidepool_chaos_tests::drill::KillLeaderOptions;
+use tidepool_chaos_tests::worker::WorkerArgs;
+
+use crate::config::flags::{DatanodeFlags, MasterFlags, SharedFlags};
+use crate::output::Format;
+
+/// A shared pool of KV cache for LLM serving: hosts lend memory, engines put and get, a quorum of masters keeps
+/// the directory.
+#[derive(Parser, Debug)]
+#[command(name = "tidepool", version, propagate_version = true, max_term_width = 120)]
+#[command(after_help = "Every setting is a flag, an environment variable (TIDEPOOL_...) and a key of the file given by --config;\n\
+                        'tidepool config show' prints each with its origin. Data goes to stdout, everything else to stderr.\n\
+                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt.")]
+pub struct Cli {
+    /// Configuration file (TOML)
+    #[arg(long, global = true, value_name = "PATH", env = "TIDEPOOL_CONFIG", help_heading = "Shared options")]
+    pub config: Option<PathBuf>,
+    /// How data is printed
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, help_heading = "Shared options")]
+    pub output: Format,
+    /// Settings of every command.
+    #[command(flatten)]
+    pub shared: SharedFlags,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a whole pool in one process: a quorum of one and a datanode
+    Dev(DevArgs),
+    /// Run a master, one member of the quorum
+    Master(MasterArgs),
+    /// Run a datanode, which lends memory to the pool
+    Datanode(DatanodeArgs),
+    /// Store a file, or stdin, under a key
+    Put(PutArgs),
+    /// Write an object to stdout, or to a file
+    Get(GetArgs),
+    /// Remove objects
+    Rm(RmArgs),
+    /// List keys
+    Ls(LsArgs),
+    /// Show what is known of objects, without touching them
+    Stat(StatArgs),
+    /// Show the quorum, the nodes, the capacity, and what to do next
+    Status,
+    /// Hand leadership to another master
+    TransferLeader(TransferArgs),
+    /// Measure, beside a ceiling of the same shape taken in the same run
+    Bench(BenchOptions),
+    /// Break something on purpose and report what clients saw
+    Drill(DrillArgs),
+    /// Check this host: ports, limits, disk, clocks, versions, masters
+    Doctor(DoctorArgs),
+    /// Look at the configuration
+    Config(ConfigArgs),
+    /// Print a shell completion script
+    Completion {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Explain an error code: TP0020, OBJECT_NOT_FOUND or Mooncake's -704
+    #[command(allow_negative_numbers = true)]
+    Explain {
+        /// Code
+        code: String,
+    },
+    /// A process of a drill or a benchmark; not for people
+    #[command(hide = true)]
+    LoadWorker(WorkerArgs),
+    /// Boot a pool on this host, store real files, kill the leader, give every byte back; see scripts/demo
+    #[command(hide = true)]
+    Demo(DemoOptions),
+}
+
+/// What every role takes.
+#[derive(clap::Args, Debug, Clone, Default)]
+pub struct RoleArgs {
+    /// Write the addresses really listened on to this file, as JSON
+    #[arg(long, value_name = "PATH")]
+    pub port_file: Option<PathBuf>,
+}
+
+/// `tidepool master`.
+#[derive(clap::Args, Debug)]
+pub struct MasterArgs {
+    /// For every role.
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Settings.
+    #[command(flatten)]
+    pub flags: MasterFlags,
+}
+
+/// `tidepool datanode`.
+#[derive(clap::Args, Debug)]
+pub struct DatanodeArgs {
+    /// For every role.
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Settings.
+    #[command(flatten)]
+    pub flags: DatanodeFlags,
+}
+
+/// `tidepool dev`.
+#[derive(clap::Args, Debug)]
+pub struct DevArgs {
+    /// For every role.
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Host that every port binds to
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Pick free ports instead of 50051, 9003, 50052 and 9300
+    #[arg(long)]
+    pub free_ports: bool,
+    /// Memory of the pool
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub dram: String,
+    /// Where the directory is kept; without it, in a temporary directory that goes with the process
+    #[arg(long, value_name = "PATH")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// `tidepool put`.
+#[derive(clap::Args, Debug)]
+pub struct PutArgs {
+    /// Key
+    pub key: String,
+    /// File; stdin without it, or with -
+    pub file: Option<PathBuf>,
+    /// Wanted copies
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, alias = "replica_num")]
+    pub replica_num: u32,
+    /// Fail unless every wanted copy is made
+    #[arg(long)]
+    pub strict: bool,
+}
+
+/// `tidepool get`.
+#[derive(clap::Args, Debug)]
+pub struct GetArgs {
+    /// Key
+    pub key: String,
+    /// Write to this file instead of stdout; it appears whole or not at all
+    #[arg(short = 'O', long, value_name = "PATH")]
+    pub out: Option<PathBuf>,
+}
+
+/// `tidepool rm`.
+#[derive(clap::Args, Debug)]
+pub struct RmArgs {
+    /// Keys
+    #[arg(required = true)]
+    pub keys: Vec<String>,
+    /// Also when a reader holds a lease; its bytes stay valid to the end of that lease
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `tidepool ls`.
+#[derive(clap::Args, Debug)]
+pub struct LsArgs {
+    /// Only keys that start with this
+    #[arg(default_value = "")]
+    pub prefix: String,
+    /// At most this many
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    pub limit: u64,
+    /// With size and copies
+    #[arg(short, long)]
+    pub long: bool,
+}
+
+/// `tidepool stat`.
+#[derive(clap::Args, Debug)]
+pub struct StatArgs {
+    /// Keys
+    #[arg(required = true)]
+    pub keys: Vec<String>,
+    /// Answer in two levels: the directory's entry, then where each copy is
+    #[arg(long = "where")]
+    pub where_: bool,
+}
+
+/// `tidepool transfer-leader`.
+#[derive(clap::Args, Debug)]
+pub struct TransferArgs {
+    /// Node id of the new leader; without it, the standby that is furthest
+    #[arg(long, value_name = "NODE_ID")]
+    pub to: Option<u64>,
+}
+
+/// `tidepool doctor`.
+#[derive(clap::Args, Debug)]
+pub struct DoctorArgs {
+    /// Directory whose disk is measured
+    #[arg(long, value_name = "PATH", default_value = ".")]
+    pub dir: PathBuf,
+    /// Host whose default ports are checked
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    pub host: String,
+}
+
+/// `tidepool config`.
+#[derive(clap::Args, Debug)]
+pub struct ConfigArgs {
+    /// What to show.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What to show of the configuration.
+#[derive(Subcommand, Debug)]
+pub enum ConfigCommand {
+    /// Print every setting with its value and where that came from
+    Show,
+    /// Print the reference of all settings, as Markdown
+    Reference,
+}
+
+/// `tidepool drill`.
+#[derive(clap::Args, Debug)]
+pub struct DrillArgs {
+    /// What to break.
+    #[command(subcommand)]
+    pub command: DrillCommand,
+}
+
+/// What to break.
+#[derive(Subcommand, Debug)]
+pub enum DrillCommand {
+    /// Kill the leader under load, again and again; report lost objects and outages as clients saw them
+    KillLeader(KillLeaderOptions),
+}

@@ -1,0 +1,50 @@
+//! `tidepool drill`, `tidepool bench` and the demo: wired to the library that runs this binary as separate processes.
+
+use anyhow::Context as _;
+use tidepool_chaos_tests::bench::BenchOptions;
+use tidepool_chaos_tests::demo::DemoOptions;
+use tidepool_chaos_tests::output::{Format as ReportFormat, Verdict};
+
+use super::Context;
+use crate::args::DrillCommand;
+use crate::exit::Exit;
+use crate::output::Format;
+
+fn binary() -> anyhow::Result<std::path::PathBuf> {
+    std::env::current_exe().context("cannot find this binary's own path")
+}
+
+fn report_format(format: Format) -> ReportFormat {
+    match format {
+        Format::Table => ReportFormat::Table,
+        Format::Json => ReportFormat::Json,
+    }
+}
+
+fn exit(verdict: Verdict) -> Exit {
+    match verdict {
+        Verdict::Held => Exit::Success,
+        Verdict::Broken => Exit::Failure,
+    }
+}
+
+/// Breaks something; exit code 1 when something that had to hold did not.
+pub async fn run(context: &Context, command: &DrillCommand) -> anyhow::Result<Exit> {
+    match command {
+        DrillCommand::KillLeader(options) => {
+            let verdict = tidepool_chaos_tests::drill::kill_leader(options, &binary()?, report_format(context.format)).await?;
+            Ok(exit(verdict))
+        }
+    }
+}
+
+/// Measures.
+pub async fn bench(context: &Context, options: &BenchOptions) -> anyhow::Result<Exit> {
+    tidepool_chaos_tests::bench::run(options, &binary()?, report_format(context.format)).await?;
+    Ok(Exit::Success)
+}
+
+/// The demo.
+pub async fn demo(options: &DemoOptions) -> anyhow::Result<Exit> {
+    Ok(exit(tidepool_chaos_tests::demo::run(options, &binary()?).await?))
+}

@@ -1,0 +1,53 @@
+//! `tidepool ls [PREFIX]`.
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::Context;
+use crate::args::LsArgs;
+use crate::config::value::show_size;
+use crate::exit::Exit;
+use crate::output::{self, Format, Table, show_key};
+
+/// Most objects asked for at a time.
+const PAGE: u64 = 1000;
+
+/// Lists keys in order, page by page.
+pub async fn run(context: &Context, args: &LsArgs) -> anyhow::Result<Exit> {
+    let client = context.client().await?;
+    let mut objects = Vec::new();
+    let mut after = Bytes::new();
+    let mut more = true;
+    while more && (objects.len() as u64) < args.limit {
+        let limit = PAGE.min(args.limit - objects.len() as u64) as u32;
+        let page = client.list(args.prefix.as_bytes(), limit, &after, Some(context.deadline())).await?;
+        more = page.more;
+        match page.objects.last() {
+            Some(last) => after = last.key.clone(),
+            None => break,
+        }
+        objects.extend(page.objects);
+    }
+    match context.format {
+        Format::Json => {
+            let items: Vec<_> = objects
+                .iter()
+                .map(|o| json!({"key": show_key(&o.key), "bytes": o.length, "copies": o.replicas, "object_id": o.object_id}))
+                .collect();
+            output::print_json(&json!({"objects": items, "more": more}))?;
+        }
+        Format::Table if args.long => {
+            let mut table = Table::new(&["size", "copies", "key"]);
+            objects.iter().for_each(|o| table.row([show_size(o.length), o.replicas.to_string(), show_key(&o.key)]));
+            output::print(table.render(0).as_bytes())?;
+        }
+        Format::Table => {
+            let text: String = objects.iter().map(|object| show_key(&object.key) + "\n").collect();
+            output::print(text.as_bytes())?;
+        }
+    }
+    if more && context.format == Format::Table {
+        eprintln!("there are more; raise --limit, or name a longer prefix");
+    }
+    Ok(Exit::Success)
+}

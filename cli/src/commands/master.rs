@@ -1,0 +1,228 @@
+//! `tidepool master`: one member of the quorum, until a signal, or until it cannot go on.
+
+use tidepool_master::{FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Stopped};
+use tidepool_proto::{Address, NodeId};
+use tidepool_raft::{ElectionProfile, Member};
+
+use crate::args::RoleArgs;
+use crate::config::Config;
+use crate::config::setting::MASTER_PORT;
+use crate::exit::{Exit, Failed};
+use crate::http::{HttpPort, Ready, RoleFace};
+use crate::logging::LogControl;
+use crate::port_file::PortFile;
+use crate::signals::{StopSignals, stop_in_order};
+
+/// Runs the role. A leader that is asked to stop hands over first.
+pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::Result<Exit> {
+    let mut signals = StopSignals::listen()?;
+    let options = options(config)?;
+    let node_id = options.node_id;
+    let http = HttpPort::start(&options.listen, config.integer("master.http_port") as u16, "--http-port", log.clone()).await?;
+    let master = tokio::select! {
+        started = start(options, log) => started?,
+        name = signals.received() => {
+            tracing::info!("{name}: stopping before the master was up");
+            return Ok(Exit::Success);
+        }
+    };
+    http.attach(face(&master));
+    if let Some(path) = &role.port_file {
+        let file = PortFile {
+            role: "master".to_owned(),
+            pid: std::process::id(),
+            node_id: node_id.0,
+            rpc: master.local_address().to_string(),
+            http: http.address.to_string(),
+        };
+        file.write(path)?;
+    }
+    let exit = tokio::select! {
+        name = signals.received() => {
+            tracing::info!("{name}: stopping; a leader hands over first");
+            stop_in_order(&mut signals, master.shutdown()).await;
+            Exit::Success
+        }
+        stopped = master.stopped() => how_it_ended(&stopped),
+    };
+    http.stop().await;
+    Ok(exit)
+}
+
+/// Starts a master whose log level can be changed over RPC.
+pub async fn start(options: MasterOptions, log: LogControl) -> Result<Master, MasterError> {
+    Master::start(options, LogFilter::new(move |filter| log.set(filter))).await
+}
+
+/// What a master shows over HTTP.
+pub fn face(master: &Master) -> RoleFace {
+    let (for_metrics, for_ready) = (master.clone(), master.clone());
+    RoleFace {
+        routes: master.routes(),
+        metrics: Box::new(move || {
+            let mut families = for_metrics.metrics().gather();
+            families.extend(for_metrics.raft_metrics().gather());
+            families
+        }),
+        ready: Box::new(move || {
+            let now = for_ready.readiness();
+            let mut report = serde_json::json!(now);
+            report["behind"] = now.leader_index.saturating_sub(now.applied_index).into();
+            Ready { ready: now.ready, report, reason: now.reason }
+        }),
+    }
+}
+
+/// Says why a master ended by itself.
+pub fn how_it_ended(stopped: &Stopped) -> Exit {
+    match stopped {
+        Stopped::Shutdown => Exit::Success,
+        Stopped::Fatal(reason) => {
+            tracing::error!(%reason, "the master cannot go on");
+            Exit::Failure
+        }
+    }
+}
+
+/// Options from settings, with the address rules: what is advertised must be reachable, what is listened on must
+/// fit what is advertised.
+pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
+    let node_id = config.integer("master.node_id");
+    let members = config.members("master.members");
+    let own = members.iter().find(|member| member.node_id == node_id).map(|member| member.address.clone());
+    if own.is_none() && !members.is_empty() {
+        let ids: Vec<String> = members.iter().map(|member| member.node_id.to_string()).collect();
+        return Err(Failed::usage(format!(
+            "master.members lists {} but not this master, {node_id}; set --node-id to one of them, or add it",
+            ids.join(", ")
+        )));
+    }
+    let set_listen = config.address("master.listen");
+    let mut listen = match (&set_listen, &own) {
+        (Some(listen), _) => listen.clone(),
+        (None, Some(own)) => own.clone(),
+        (None, None) => Address::new("127.0.0.1", MASTER_PORT)?,
+    };
+    if listen.port() == 0 && members.is_empty() {
+        listen = listen.with_port(free_port(listen.host())?);
+    }
+    let advertise = config.address("master.advertise").or_else(|| own.clone()).unwrap_or_else(|| listen.clone());
+    if let Some(own) = own.filter(|own| *own != advertise) {
+        return Err(Failed::usage(format!(
+            "--advertise {advertise} and this master's entry in --members, {own}, differ; the entry alone is enough"
+        )));
+    }
+    let multi_host = members.iter().any(|member| !member.address.is_loopback());
+    let setting = if members.is_empty() { "--advertise" } else { "this master's entry in --members" };
+    advertise.check_advertisable(multi_host, setting).map_err(|error| Failed::usage(error.message()))?;
+    if multi_host && listen.is_loopback() {
+        return Err(Failed::usage(format!(
+            "listening on {listen} while the quorum spans hosts: no other member could reach it; set --listen to this host's address"
+        )));
+    }
+    let members = match members.is_empty() {
+        true => vec![Member { node_id: NodeId(node_id), address: advertise.clone() }],
+        false => members.into_iter().map(|m| Member { node_id: NodeId(m.node_id), address: m.address }).collect(),
+    };
+    let mut options = MasterOptions::new(NodeId(node_id), config.path("master.data_dir"), listen, advertise, members);
+    options.election = match config.text("master.election") {
+        "lan" => ElectionProfile::Lan,
+        "wan" => ElectionProfile::Wan,
+        _ => ElectionProfile::Default,
+    };
+    options.lease_ttl_default = config.duration("master.lease_ttl");
+    options.lease_ttl_max = config.duration("master.lease_ttl_max");
+    options.put_start_discard_timeout = config.duration("master.put_start_discard_timeout");
+    options.failover_reclaim = match config.text("master.failover_reclaim") {
+        "protect" => FailoverReclaim::Protect,
+        _ => FailoverReclaim::Allow,
+    };
+    options.node_heartbeat_interval = config.duration("master.node_heartbeat_interval");
+    options.node_suspect_timeout = config.duration("master.node_suspect_timeout");
+    options.node_forget_timeout = config.duration("master.node_forget_timeout");
+    options.slow_call = config.duration("master.slow_call");
+    options.snapshot_log_bytes = config.size("master.snapshot_log_bytes");
+    options.keep_log_entries = config.integer("master.keep_log_entries");
+    check_order(config, "master.lease_ttl", "master.lease_ttl_max")?;
+    check_order(config, "master.node_heartbeat_interval", "master.node_suspect_timeout")?;
+    check_order(config, "master.node_suspect_timeout", "master.node_forget_timeout")?;
+    Ok(options)
+}
+
+fn check_order(config: &Config, smaller: &str, larger: &str) -> anyhow::Result<()> {
+    let (low, high) = (config.value(smaller), config.value(larger));
+    if config.duration(smaller) > config.duration(larger) {
+        return Err(Failed::usage(format!(
+            "{smaller} = {} ({}) is longer than {larger} = {} ({})",
+            low.text, low.origin, high.text, high.origin
+        )));
+    }
+    Ok(())
+}
+
+/// A port nobody listens on now; only a quorum of one may start with port 0, since nobody else must know its address.
+pub fn free_port(host: &str) -> anyhow::Result<u16> {
+    let listener = std::net::TcpListener::bind((host, 0))
+        .map_err(|error| Failed::usage(format!("cannot listen on {host}: {error}; --listen names an address of this host")))?;
+    Ok(listener.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+    use crate::config::layers::FlagValue;
+    use crate::config::setting::Unit;
+
+    fn with(flags: &[(&str, &str)]) -> anyhow::Result<MasterOptions> {
+        let flags = flags
+            .iter()
+            .map(|(path, text)| FlagValue { path: (*path).into(), flag: (*path).into(), unit: Unit::Own, text: (*text).into() })
+            .collect();
+        options(&Layers { flags, ..Layers::default() }.resolve()?)
+    }
+
+    #[test]
+    fn the_members_list_alone_places_a_master() {
+        let options = with(&[("master.node_id", "2"), ("master.members", "1=10.0.0.1,2=10.0.0.2:7,3=10.0.0.3")]).unwrap();
+        assert_eq!(options.listen.to_string(), "10.0.0.2:7");
+        assert_eq!(options.advertise.to_string(), "10.0.0.2:7");
+        assert_eq!(options.members.len(), 3);
+        let alone = with(&[]).unwrap();
+        assert_eq!(alone.listen.to_string(), "127.0.0.1:50051");
+        assert_eq!(alone.members.len(), 1);
+    }
+
+    #[test]
+    fn a_quorum_of_one_may_take_any_free_port() {
+        assert_ne!(with(&[("master.listen", "127.0.0.1:0")]).unwrap().advertise.port(), 0);
+    }
+
+    /// User report 11: 0.0.0.0 and loopback were advertised to other hosts. Fails without check_advertisable.
+    #[test]
+    fn case_011_what_nobody_could_reach_is_refused_with_the_flag_to_set() {
+        let three = "1=10.0.0.1,2=10.0.0.2,3=10.0.0.3";
+        for (flags, wanted) in [
+            (vec![("master.listen", "0.0.0.0")], "--advertise"),
+            (vec![("master.listen", "[::]:50051")], "--advertise"),
+            (vec![("master.members", "1=127.0.0.1,2=10.0.0.2,3=10.0.0.3")], "--members"),
+            (vec![("master.members", "1=0.0.0.0,2=10.0.0.2,3=10.0.0.3")], "--members"),
+            (vec![("master.members", three), ("master.listen", "127.0.0.1")], "--listen"),
+            (vec![("master.members", three), ("master.node_id", "4")], "--node-id"),
+            (vec![("master.members", three), ("master.advertise", "10.0.0.9")], "--advertise"),
+            (vec![("master.members", "1=127.0.0.1:0,2=127.0.0.1:2,3=127.0.0.1:3")], "port 0"),
+        ] {
+            let error = with(&flags).expect_err(wanted).to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        with(&[("master.members", three), ("master.listen", "0.0.0.0")]).unwrap();
+        with(&[("master.listen", "0.0.0.0"), ("master.advertise", "10.0.0.1")]).unwrap();
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_refused() {
+        let error = with(&[("master.lease_ttl", "2m")]).unwrap_err().to_string();
+        assert!(error.contains("master.lease_ttl_max = 60s (default)"), "{error}");
+        with(&[("master.node_suspect_timeout", "1h")]).unwrap_err();
+    }
+}

@@ -1,0 +1,148 @@
+//! Exit codes: what a script can rely on. The table in the book's command reference is checked against this one.
+
+use std::fmt;
+
+use tidepool_proto::{Error, ErrorCode};
+
+/// How the process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything that was asked for was done.
+    Success = 0,
+    /// It failed, and no other code says how.
+    Failure = 1,
+    /// The command line or the configuration is wrong; nothing was tried.
+    Usage = 2,
+    /// No such object.
+    NotFound = 3,
+    /// A different object has this key already.
+    AlreadyExists = 4,
+    /// No answer in time, or no quorum, or a named limit is reached: the same command may succeed later.
+    TryLater = 5,
+    /// Some items of a batch succeeded and some failed.
+    Partial = 6,
+    /// Bytes did not match their checksum, or local storage is damaged.
+    Corrupt = 7,
+}
+
+impl Exit {
+    /// Every code, with what it means.
+    pub const ALL: &'static [(Exit, &'static str)] = &[
+        (Exit::Success, "everything that was asked for was done"),
+        (Exit::Failure, "it failed, and no other code says how"),
+        (Exit::Usage, "the command line or the configuration is wrong; nothing was tried"),
+        (Exit::NotFound, "no such object"),
+        (Exit::AlreadyExists, "an object has this key already"),
+        (Exit::TryLater, "no answer in time, no quorum, or a named limit is reached; the same command may succeed later"),
+        (Exit::Partial, "some items of a batch succeeded and some failed"),
+        (Exit::Corrupt, "bytes did not match their checksum, or local storage is damaged"),
+    ];
+
+    /// The code that fits an error.
+    pub fn of(code: ErrorCode) -> Exit {
+        match code {
+            ErrorCode::Ok => Exit::Success,
+            ErrorCode::ObjectNotFound => Exit::NotFound,
+            ErrorCode::ObjectAlreadyExists => Exit::AlreadyExists,
+            ErrorCode::InvalidParams | ErrorCode::InvalidKey => Exit::Usage,
+            ErrorCode::ChecksumMismatch | ErrorCode::StorageCorrupt => Exit::Corrupt,
+            code if code.is_retryable() => Exit::TryLater,
+            _ => Exit::Failure,
+        }
+    }
+
+    /// The code of a batch: all one way, or partial.
+    pub fn of_batch<'a>(results: impl Iterator<Item = Option<&'a Error>>) -> Exit {
+        let codes: Vec<Exit> = results.map(|error| error.map_or(Exit::Success, |error| Exit::of(error.code()))).collect();
+        match codes.first() {
+            None => Exit::Success,
+            Some(first) if codes.iter().all(|code| code == first) => *first,
+            Some(_) if codes.contains(&Exit::Success) => Exit::Partial,
+            Some(_) => Exit::Failure,
+        }
+    }
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> std::process::ExitCode {
+        std::process::ExitCode::from(exit as u8)
+    }
+}
+
+/// A failure that knows its exit code.
+#[derive(Debug)]
+pub struct Failed {
+    /// How to end.
+    pub exit: Exit,
+    /// Why, for stderr.
+    pub message: String,
+}
+
+impl Failed {
+    /// A wrong command line or configuration.
+    pub fn usage(message: impl fmt::Display) -> anyhow::Error {
+        anyhow::Error::new(Failed { exit: Exit::Usage, message: message.to_string() })
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failed {}
+
+/// Stable name of a code, as `explain` and the book use it.
+pub fn code_name(code: ErrorCode) -> String {
+    format!("TP{:04}", code as u32)
+}
+
+/// One line for stderr: name, code and facts.
+pub fn describe(error: &Error) -> String {
+    format!("{} ({}): {}", error.code().name(), code_name(error.code()), error.message())
+}
+
+/// Exit code and message of whatever went wrong.
+pub fn classify(error: &anyhow::Error) -> (Exit, String) {
+    if let Some(failed) = error.downcast_ref::<Failed>() {
+        return (failed.exit, failed.message.clone());
+    }
+    match error.chain().find_map(|cause| cause.downcast_ref::<Error>()) {
+        Some(known) => (Exit::of(known.code()), format!("{error:#}; see: tidepool explain {}", code_name(known.code()))),
+        None => (Exit::Failure, format!("{error:#}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_dense_and_listed() {
+        for (at, (exit, meaning)) in Exit::ALL.iter().enumerate() {
+            assert_eq!(*exit as usize, at);
+            assert!(!meaning.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_batch_is_partial_only_when_something_succeeded() {
+        let missing = Error::new(ErrorCode::ObjectNotFound, "x");
+        let full = Error::new(ErrorCode::NoSpace, "x");
+        assert_eq!(Exit::of_batch([None, None].into_iter()), Exit::Success);
+        assert_eq!(Exit::of_batch([Some(&missing)].into_iter()), Exit::NotFound);
+        assert_eq!(Exit::of_batch([None, Some(&missing)].into_iter()), Exit::Partial);
+        assert_eq!(Exit::of_batch([Some(&full), Some(&missing)].into_iter()), Exit::Failure);
+    }
+
+    #[test]
+    fn an_error_inside_context_keeps_its_exit_code() {
+        use anyhow::Context;
+        let error = Err::<(), _>(Error::new(ErrorCode::ObjectNotFound, "key 'k'")).context("get").unwrap_err();
+        let (exit, message) = classify(&error);
+        assert_eq!(exit, Exit::NotFound);
+        assert!(message.contains("TP0020") && message.contains("key 'k'"), "{message}");
+    }
+}
