@@ -1,0 +1,165 @@
+//! Apply: what each op does. Every function is total: it changes the state, or refuses and changes nothing (M1).
+
+mod membership;
+mod put;
+mod release;
+mod remove;
+mod victims;
+
+use super::core::Core;
+use super::limits::{Config, IDS_PER_OP_MAX};
+use super::objects::{Location, Record, Shards};
+use super::op::{Entry, Op};
+use super::outcome::Outcome;
+use super::topology::Topology;
+use parking_lot::RwLock;
+use tidepool_proto::capability::Secret;
+use tidepool_proto::{Error, ErrorCode, ObjectId, OpId};
+
+/// The result of an op before it is an outcome: a refusal is an error.
+type Applied = Result<Outcome, Error>;
+
+/// One op being applied.
+pub(super) struct Apply<'d> {
+    core: &'d mut Core,
+    shards: &'d Shards,
+    topology: &'d RwLock<Topology>,
+    at: OpId,
+}
+
+/// Applies an entry, op by op; readers of the core get in between ops.
+pub(super) fn apply_entry(
+    core: &RwLock<Core>,
+    shards: &Shards,
+    topology: &RwLock<Topology>,
+    (index, term): (u64, u64),
+    entry: &Entry<'_>,
+) -> Vec<Outcome> {
+    {
+        let mut core = core.write();
+        core.advance(index, term);
+        core.advance_clock(entry.log_time);
+    }
+    let mut outcomes = Vec::with_capacity(entry.ops.len());
+    for (ordinal, op) in entry.ops.iter().enumerate() {
+        let at = OpId::new(index, ordinal, 0);
+        let mut core = core.write();
+        let mut apply = Apply { core: &mut core, shards, topology, at };
+        outcomes.push(apply.op(op).unwrap_or_else(Outcome::Refused));
+    }
+    outcomes
+}
+
+impl Apply<'_> {
+    fn op(&mut self, op: &Op<'_>) -> Applied {
+        match op {
+            Op::RegisterNode { node_uuid, process_uuid, address, host_id } => {
+                self.register_node(node_uuid, process_uuid, address, host_id)
+            }
+            Op::MountSegment { node, incarnation, name, bytes } => {
+                self.mount_segment(*node, *incarnation, name, *bytes)
+            }
+            Op::UnmountSegment { node, incarnation, segment } => self.unmount_segment(*node, *incarnation, *segment),
+            Op::SetContact { node, incarnation, contact } => self.set_contact(*node, *incarnation, *contact),
+            Op::DropNode { node, incarnation } => self.drop_node(*node, *incarnation),
+            Op::OpenSession { client_uuid, host_id } => self.open_session(client_uuid, host_id),
+            Op::ExpireSessions { sessions } => self.expire_sessions(sessions),
+            Op::PutStart(put) => self.put_start(put),
+            Op::PutEnd(end) => self.put_end(end),
+            Op::PutRevoke(end) => self.put_revoke(end),
+            Op::Remove(remove) => self.remove(remove),
+            Op::Retire { objects, mode } => self.retire(objects, *mode),
+            Op::Reclaim { replicas } => self.reclaim(replicas),
+            Op::Discard { objects } => self.discard(objects),
+            Op::FenceAcknowledged { node, incarnation, replicas } => {
+                self.fence_acknowledged(*node, *incarnation, replicas)
+            }
+            Op::DropReplica { object, replica } => self.drop_replica(*object, *replica),
+            Op::SetConfig(config) => self.set_config(config),
+            Op::Checkpoint { index, digest } => self.checkpoint(*index, *digest),
+        }
+    }
+
+    fn set_config(&mut self, config: &Config) -> Applied {
+        config.check()?;
+        let core = &mut *self.core;
+        let secret = core.config.config.secret;
+        if secret != Secret::default() && secret != config.secret {
+            return Err(invalid("the cluster secret is drawn already; every open grant and lease is signed with it".into()));
+        }
+        core.digest.sub(|c| c.config(&core.config));
+        let before = core.config.config.lease_ttl_max_ms;
+        if config.lease_ttl_max_ms < before {
+            core.config.lease_ttl_max_before_ms = before;
+            core.config.lease_ttl_lowered_at = core.clock;
+        }
+        core.config.config = *config;
+        core.digest.add(|c| c.config(&core.config));
+        Ok(Outcome::Done)
+    }
+
+    fn checkpoint(&mut self, index: u64, digest: u128) -> Applied {
+        let core = &mut *self.core;
+        if index >= self.at.log_index() {
+            return Err(invalid(format!("checkpoint of index {index} in entry {}", self.at.log_index())));
+        }
+        if let Some((index, digest)) = core.checkpoint {
+            core.digest.sub(|c| c.checkpoint(index, digest));
+        }
+        core.checkpoint = Some((index, digest));
+        core.digest.add(|c| c.checkpoint(index, digest));
+        Ok(Outcome::Done)
+    }
+
+    /// Runs `f` on a record that the index names.
+    fn with_record<R>(&self, at: Location, f: impl FnOnce(&Record) -> R) -> R {
+        self.shards.with(at, f).expect("the index names a record")
+    }
+
+    /// Adds or takes a record's part of the digest.
+    fn digest_record(&mut self, record: &Record, sign: Sign) {
+        let core = &mut *self.core;
+        let token = core.open.get(&record.object);
+        match sign {
+            Sign::Add => core.digest.add(|c| c.object(record, token, &core.space)),
+            Sign::Sub => core.digest.sub(|c| c.object(record, token, &core.space)),
+        }
+    }
+
+    /// Takes an object out of shard, index and digest; its extents are the caller's. An open put leaves its session.
+    fn take_object(&mut self, object: ObjectId) -> Option<Record> {
+        let at = self.core.index.remove(&object)?;
+        let record = self.shards.remove(at).expect("the index names a record");
+        self.digest_record(&record, Sign::Sub);
+        if !record.is_complete() {
+            self.close_put(&record, record.replicas.len());
+        }
+        Some(record)
+    }
+
+    /// Takes a put, or `replicas` of its extents, off its session's account.
+    fn close_put(&mut self, record: &Record, replicas: usize) {
+        self.core.open.remove(&record.object);
+        if let Some(session) = self.core.sessions.by_id.get_mut(&record.session) {
+            session.open_grants -= 1;
+            session.open_bytes -= record.extent_bytes() * replicas as u64;
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    Add,
+    Sub,
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorCode::InvalidParams, message)
+}
+
+fn check_count(what: &str, count: usize) -> Result<(), Error> {
+    if count <= IDS_PER_OP_MAX {
+        return Ok(());
+    }
+    Err(invalid(format!("{count} {what} in one op; the limit is {IDS_PER_OP_MAX}")))
+}

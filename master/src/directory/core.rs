@@ -1,0 +1,130 @@
+//! `Core`: everything apply reads except the object records, which lie in the shards.
+
+use super::digest::Digest;
+use super::limits::ConfigState;
+use super::nodes::Nodes;
+use super::objects::Location;
+use super::op::Token;
+use super::sessions::Sessions;
+use super::space::{Retired, Space};
+use super::topology::{SegmentPlace, Topology};
+use super::view::NodeView;
+use std::collections::{BTreeMap, BTreeSet};
+use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Core {
+    /// (index, term) of the last applied entry. Not in the digest: apply decides nothing by it.
+    pub(super) applied: Option<(u64, u64)>,
+    pub(super) clock: LogTime,
+    pub(super) config: ConfigState,
+    pub(super) checkpoint: Option<(u64, u128)>,
+    pub(super) nodes: Nodes,
+    pub(super) space: Space,
+    pub(super) sessions: Sessions,
+    /// Every object by id, which is by age.
+    pub(super) index: BTreeMap<ObjectId, Location>,
+    /// Objects being put, with their retry tokens.
+    pub(super) open: BTreeMap<ObjectId, Token>,
+    pub(super) retired: BTreeMap<ReplicaId, Retired>,
+    /// The unclean ones of `retired`, by node.
+    pub(super) unclean: BTreeSet<(NodeId, ReplicaId)>,
+    pub(super) digest: Digest,
+}
+
+impl Core {
+    /// The empty state.
+    pub(super) fn new() -> Core {
+        let mut config = ConfigState::default();
+        config.lease_ttl_max_before_ms = config.config.lease_ttl_max_ms;
+        let mut digest = Digest::default();
+        digest.add(|c| c.clock(LogTime(0)));
+        digest.add(|c| c.config(&config));
+        Core {
+            applied: None,
+            clock: LogTime(0),
+            config,
+            checkpoint: None,
+            nodes: Nodes::default(),
+            space: Space::default(),
+            sessions: Sessions::default(),
+            index: BTreeMap::new(),
+            open: BTreeMap::new(),
+            retired: BTreeMap::new(),
+            unclean: BTreeSet::new(),
+            digest,
+        }
+    }
+
+    /// State digest (M2).
+    pub(super) fn digest(&self) -> u128 {
+        self.digest.sum().wrapping_add(self.space.digest())
+    }
+
+    /// Moves the applied position, which only grows.
+    pub(super) fn advance(&mut self, index: u64, term: u64) {
+        if let Some((last, last_term)) = self.applied {
+            assert!(index > last && term >= last_term, "entry {index} of term {term} after {last} of {last_term}");
+        }
+        self.applied = Some((index, term));
+    }
+
+    /// Log time never goes back (T1).
+    pub(super) fn advance_clock(&mut self, to: LogTime) {
+        if to > self.clock {
+            self.digest.sub(|c| c.clock(self.clock));
+            self.clock = to;
+            self.digest.add(|c| c.clock(self.clock));
+        }
+    }
+
+    /// Puts a replica's extent aside.
+    pub(super) fn retire(&mut self, id: ReplicaId, retired: Retired) {
+        if !retired.clean {
+            self.unclean.insert((self.space.segment(retired.segment).node, id));
+        }
+        self.digest.add(|c| c.retired(id, &retired, &self.space));
+        assert!(self.retired.insert(id, retired).is_none(), "replica {id} retires twice");
+    }
+
+    /// Takes a retired replica out of the books; what becomes of its space is the caller's.
+    pub(super) fn forget_retired(&mut self, id: ReplicaId) -> Option<Retired> {
+        let retired = self.retired.remove(&id)?;
+        self.digest.sub(|c| c.retired(id, &retired, &self.space));
+        if !retired.clean {
+            self.unclean.remove(&(self.space.segment(retired.segment).node, id));
+        }
+        Some(retired)
+    }
+
+    /// What readers need of nodes and segments.
+    pub(super) fn topology(&self) -> Topology {
+        let mut topology = Topology::default();
+        for (slot, segment) in self.space.iter() {
+            let slot = slot as usize;
+            if topology.segments.len() <= slot {
+                topology.segments.resize(slot + 1, None);
+            }
+            topology.segments[slot] = Some(SegmentPlace {
+                segment: segment.id,
+                node: segment.node,
+                incarnation: segment.incarnation,
+                contact: segment.contact,
+            });
+        }
+        for (&id, node) in &self.nodes.by_id {
+            let view = NodeView {
+                node: id,
+                incarnation: node.incarnation,
+                node_uuid: node.node_uuid,
+                address: node.address.clone(),
+                host_id: node.host_id.clone(),
+                contact: node.contact,
+                segments: node.segments.len(),
+            };
+            topology.nodes.insert(id, view);
+        }
+        topology
+    }
+}

@@ -1,0 +1,192 @@
+//! `FreeSpace`: the free extents of one segment. Best fit by (length, address), neighbours merged: what is free
+//! depends only on what is used, never on the order in which it became so (M4).
+
+use super::digest::Digest;
+use std::collections::{BTreeMap, BTreeSet};
+use tidepool_proto::SegmentId;
+
+/// Free extents by address and by (length, address), with their digest.
+#[derive(Debug)]
+pub(super) struct FreeSpace {
+    segment: SegmentId,
+    by_address: BTreeMap<u64, u64>,
+    by_length: BTreeSet<(u64, u64)>,
+    free: u64,
+    digest: Digest,
+}
+
+impl FreeSpace {
+    /// All of a segment.
+    pub(super) fn new(segment: SegmentId, capacity: u64) -> FreeSpace {
+        let mut space = FreeSpace {
+            segment,
+            by_address: BTreeMap::new(),
+            by_length: BTreeSet::new(),
+            free: 0,
+            digest: Digest::default(),
+        };
+        if capacity > 0 {
+            space.insert(0, capacity);
+        }
+        space
+    }
+
+    /// Free bytes.
+    pub(super) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Longest free extent.
+    pub(super) fn largest(&self) -> u64 {
+        self.by_length.last().map_or(0, |&(length, _)| length)
+    }
+
+    /// Number of free extents.
+    pub(super) fn extents(&self) -> usize {
+        self.by_address.len()
+    }
+
+    /// Free extents by address.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.by_address.iter().map(|(&offset, &length)| (offset, length))
+    }
+
+    /// Length of the free extent that starts at `offset`.
+    pub(super) fn at(&self, offset: u64) -> Option<u64> {
+        self.by_address.get(&offset).copied()
+    }
+
+    /// The free extent that ends at `offset`, as (start, length).
+    pub(super) fn ending_at(&self, offset: u64) -> Option<(u64, u64)> {
+        let (&start, &length) = self.by_address.range(..offset).next_back()?;
+        (start + length == offset).then_some((start, length))
+    }
+
+    /// Sum over the free extents' records.
+    pub(super) fn digest(&self) -> u128 {
+        self.digest.sum()
+    }
+
+    /// The two indexes and the sum of lengths agree.
+    pub(super) fn is_consistent(&self) -> bool {
+        self.by_address.len() == self.by_length.len()
+            && self.by_address.iter().all(|(&offset, &length)| self.by_length.contains(&(length, offset)))
+            && self.by_address.values().sum::<u64>() == self.free
+    }
+
+    /// Takes the shortest extent that fits, the lowest address among equals; its front is used.
+    pub(super) fn allocate(&mut self, length: u64) -> Option<u64> {
+        let &(found, offset) = self.by_length.range((length, 0)..).next()?;
+        self.remove(offset, found);
+        if found > length {
+            self.insert(offset + length, found - length);
+        }
+        Some(offset)
+    }
+
+    /// Takes exactly this extent. False: it is not wholly free, and nothing changed.
+    pub(super) fn take(&mut self, offset: u64, length: u64) -> bool {
+        let Some((&start, &found)) = self.by_address.range(..=offset).next_back() else { return false };
+        let Some(end) = offset.checked_add(length).filter(|&end| end <= start + found) else { return false };
+        self.remove(start, found);
+        if offset > start {
+            self.insert(start, offset - start);
+        }
+        if end < start + found {
+            self.insert(end, start + found - end);
+        }
+        true
+    }
+
+    /// Gives an extent back and merges it with its neighbours. Giving back what is free is a bug (asserted).
+    pub(super) fn give(&mut self, mut offset: u64, mut length: u64) {
+        let before = self.by_address.range(..=offset).next_back().map(|(&o, &l)| (o, l));
+        let after = self.by_address.range(offset..).next().map(|(&o, &l)| (o, l));
+        assert!(before.is_none_or(|(o, l)| o + l <= offset), "segment {}: {offset}+{length} is free", self.segment);
+        assert!(after.is_none_or(|(o, _)| offset + length <= o), "segment {}: {offset}+{length} is free", self.segment);
+        if let Some((o, l)) = before.filter(|&(o, l)| o + l == offset) {
+            self.remove(o, l);
+            (offset, length) = (o, l + length);
+        }
+        if let Some((o, l)) = after.filter(|&(o, _)| offset + length == o) {
+            self.remove(o, l);
+            length += l;
+        }
+        self.insert(offset, length);
+    }
+
+    fn insert(&mut self, offset: u64, length: u64) {
+        self.by_address.insert(offset, length);
+        self.by_length.insert((length, offset));
+        self.free += length;
+        self.digest.add(|c| c.free_extent(self.segment, offset, length));
+    }
+
+    fn remove(&mut self, offset: u64, length: u64) {
+        self.by_address.remove(&offset);
+        self.by_length.remove(&(length, offset));
+        self.free -= length;
+        self.digest.sub(|c| c.free_extent(self.segment, offset, length));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents(space: &FreeSpace) -> Vec<(u64, u64)> {
+        space.iter().collect()
+    }
+
+    #[test]
+    fn best_fit_takes_the_shortest_then_the_lowest() {
+        let mut space = FreeSpace::new(SegmentId(1), 10 * 64);
+        for offset in [1, 4, 7] {
+            assert!(space.take(offset * 64, 64));
+        }
+        // Free now: [0,1) [2,4) [5,7) [8,10).
+        assert_eq!(space.allocate(128), Some(2 * 64));
+        assert_eq!(space.allocate(64), Some(0));
+        assert_eq!(space.allocate(64), Some(5 * 64));
+        assert_eq!(extents(&space), [(6 * 64, 64), (8 * 64, 128)]);
+        assert_eq!(space.allocate(192), None);
+    }
+
+    /// Fails when `give` does not merge with the extent before, or the one after (tried both).
+    #[test]
+    fn given_extents_merge_whatever_their_order() {
+        let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+        for order in orders {
+            let mut space = FreeSpace::new(SegmentId(1), 3 * 64);
+            let whole = space.digest();
+            for _ in 0..3 {
+                space.allocate(64).unwrap();
+            }
+            for part in order {
+                space.give(part * 64, 64);
+            }
+            assert_eq!(extents(&space), [(0, 192)]);
+            assert_eq!(space.digest(), whole);
+            assert!(space.is_consistent());
+        }
+    }
+
+    #[test]
+    fn take_refuses_what_is_not_wholly_free() {
+        let mut space = FreeSpace::new(SegmentId(1), 256);
+        assert!(space.take(64, 64));
+        for (offset, length) in [(64, 64), (0, 128), (128, 192), (u64::MAX - 64, 128), (256, 64)] {
+            assert!(!space.take(offset, length), "{offset}+{length}");
+        }
+        assert_eq!(extents(&space), [(0, 64), (128, 128)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is free")]
+    fn giving_twice_is_caught() {
+        let mut space = FreeSpace::new(SegmentId(1), 256);
+        space.allocate(64).unwrap();
+        space.give(0, 64);
+        space.give(0, 64);
+    }
+}

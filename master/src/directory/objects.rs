@@ -1,0 +1,237 @@
+//! Object records and the shards that hold them: a slab of records and a table of slots by key.
+
+use super::limits::{OBJECTS_PER_SHARD_MAX, SHARD_BITS, SHARDS};
+use super::op::{SessionId, TenantId};
+use hashbrown::HashTable;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use smallvec::SmallVec;
+use tidepool_proto::{LogTime, ObjectId, ReplicaId};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Slot of a segment in `Space`: a private number of this process, never part of the state.
+pub(super) type SegmentSlot = u32;
+
+/// One replica: 24 bytes. Its extent's length follows from the object's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Replica {
+    pub(super) id: ReplicaId,
+    pub(super) offset: u64,
+    pub(super) segment: SegmentSlot,
+}
+
+/// One object: 88 bytes and its key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Record {
+    pub(super) key: Box<[u8]>,
+    pub(super) object: ObjectId,
+    pub(super) length: u64,
+    pub(super) session: SessionId,
+    pub(super) started: LogTime,
+    /// Granted and not dropped since; never empty, never two in one segment.
+    pub(super) replicas: SmallVec<[Replica; 1]>,
+    pub(super) tenant: TenantId,
+    /// Slots of the replicas that PutEnd said were stored: what a second end must agree with.
+    pub(super) stored_slots: u16,
+    /// Replicas the grant had.
+    pub(super) granted: u8,
+    /// Copies that PutEnd answered; 0 while it is being put.
+    pub(super) copies: u8,
+}
+
+impl Record {
+    /// Ended; otherwise it is being put.
+    pub(super) fn is_complete(&self) -> bool {
+        self.copies > 0
+    }
+    /// Bytes of each replica's extent.
+    pub(super) fn extent_bytes(&self) -> u64 {
+        tidepool_proto::object::extent_bytes(self.length)
+    }
+}
+
+/// Where a record lies: shard and slot in 32 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Location(u32);
+
+impl Location {
+    fn new(shard: usize, slot: u32) -> Location {
+        assert!(shard < SHARDS && (slot as usize) < OBJECTS_PER_SHARD_MAX);
+        Location((shard as u32) << (32 - SHARD_BITS) | slot)
+    }
+    pub(super) fn shard(self) -> usize {
+        (self.0 >> (32 - SHARD_BITS)) as usize
+    }
+    pub(super) fn slot(self) -> u32 {
+        self.0 & (OBJECTS_PER_SHARD_MAX as u32 - 1)
+    }
+}
+
+/// Records allocate in chunks, so that a slab never doubles.
+const CHUNK: usize = 32;
+type Chunk = Box<[Option<Record>; CHUNK]>;
+
+/// One shard of the key space.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    table: HashTable<u32>,
+    chunks: Vec<Chunk>,
+    vacant: Vec<u32>,
+    len: usize,
+}
+
+impl Shard {
+    /// The slot of a key.
+    pub(super) fn find(&self, hash: u64, tenant: TenantId, key: &[u8]) -> Option<u32> {
+        self.table.find(hash, |&slot| self.record(slot).is_some_and(|r| r.tenant == tenant && *r.key == *key)).copied()
+    }
+
+    /// The record in a slot.
+    pub(super) fn record(&self, slot: u32) -> Option<&Record> {
+        self.chunks.get(slot as usize / CHUNK)?[slot as usize % CHUNK].as_ref()
+    }
+
+    /// The record in a slot, to change anything but its key.
+    pub(super) fn record_mut(&mut self, slot: u32) -> Option<&mut Record> {
+        self.chunks.get_mut(slot as usize / CHUNK)?[slot as usize % CHUNK].as_mut()
+    }
+
+    /// All records, in no meaningful order.
+    pub(super) fn records(&self) -> impl Iterator<Item = &Record> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter().flatten())
+    }
+
+    /// Records held.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no slot is left.
+    fn is_full(&self) -> bool {
+        self.len >= OBJECTS_PER_SHARD_MAX
+    }
+
+    fn insert(&mut self, hash: u64, seed: u64, record: Record) -> u32 {
+        let slot = match self.vacant.pop() {
+            Some(slot) => slot,
+            None => {
+                let first = (self.chunks.len() * CHUNK) as u32;
+                self.chunks.push(Box::new([const { None }; CHUNK]));
+                self.vacant.extend((first + 1..first + CHUNK as u32).rev());
+                first
+            }
+        };
+        let place = &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK];
+        assert!(place.is_none(), "slot {slot} is taken");
+        *place = Some(record);
+        self.len += 1;
+        let chunks = &self.chunks;
+        self.table.insert_unique(hash, slot, |&slot| {
+            let record = chunks[slot as usize / CHUNK][slot as usize % CHUNK].as_ref();
+            let record = record.expect("every slot in the table has a record");
+            key_hash(seed, record.tenant, &record.key)
+        });
+        slot
+    }
+
+    fn remove(&mut self, hash: u64, slot: u32) -> Option<Record> {
+        let record = self.chunks.get_mut(slot as usize / CHUNK)?[slot as usize % CHUNK].take()?;
+        if let Ok(entry) = self.table.find_entry(hash, |&s| s == slot) {
+            entry.remove();
+        }
+        self.vacant.push(slot);
+        self.len -= 1;
+        Some(record)
+    }
+}
+
+/// Hash of a key: picks the shard and the bucket. Seeded, so that clients cannot aim keys at one bucket.
+fn key_hash(seed: u64, tenant: TenantId, key: &[u8]) -> u64 {
+    xxh3_64_with_seed(key, seed.wrapping_add(u64::from(tenant.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+}
+
+/// All shards. Lock order: core, topology, then one shard at a time.
+#[derive(Debug)]
+pub(super) struct Shards {
+    shards: Box<[RwLock<Shard>]>,
+    seed: u64,
+}
+
+impl Shards {
+    pub(super) fn new(seed: u64) -> Shards {
+        Shards { shards: (0..SHARDS).map(|_| RwLock::new(Shard::default())).collect(), seed }
+    }
+
+    /// Hash of a key.
+    pub(super) fn hash(&self, tenant: TenantId, key: &[u8]) -> u64 {
+        key_hash(self.seed, tenant, key)
+    }
+
+    /// Shard of a hash: bits that the table uses neither for buckets nor for tags.
+    pub(super) fn shard_of(hash: u64) -> usize {
+        (hash >> 32) as usize & (SHARDS - 1)
+    }
+
+    pub(super) fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
+        self.shards[shard].read()
+    }
+
+    pub(super) fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
+        self.shards[shard].write()
+    }
+
+    /// Where a key's record lies.
+    pub(super) fn locate(&self, tenant: TenantId, key: &[u8]) -> Option<Location> {
+        let hash = self.hash(tenant, key);
+        let shard = Shards::shard_of(hash);
+        self.read(shard).find(hash, tenant, key).map(|slot| Location::new(shard, slot))
+    }
+
+    /// Whether a key's shard has a slot left.
+    pub(super) fn has_room(&self, tenant: TenantId, key: &[u8]) -> bool {
+        !self.read(Shards::shard_of(self.hash(tenant, key))).is_full()
+    }
+
+    /// Adds a record whose key is not there.
+    pub(super) fn insert(&self, record: Record) -> Location {
+        let hash = self.hash(record.tenant, &record.key);
+        let shard = Shards::shard_of(hash);
+        let slot = self.write(shard).insert(hash, self.seed, record);
+        Location::new(shard, slot)
+    }
+
+    /// Takes a record out.
+    pub(super) fn remove(&self, at: Location) -> Option<Record> {
+        let mut shard = self.write(at.shard());
+        let hash = shard.record(at.slot()).map(|r| self.hash(r.tenant, &r.key))?;
+        shard.remove(hash, at.slot())
+    }
+
+    /// Runs `f` on a record under its shard's read lock.
+    pub(super) fn with<R>(&self, at: Location, f: impl FnOnce(&Record) -> R) -> Option<R> {
+        self.read(at.shard()).record(at.slot()).map(f)
+    }
+
+    /// Replaces all content.
+    pub(super) fn replace(&self, with: Shards) {
+        assert_eq!(self.seed, with.seed);
+        for (shard, new) in self.shards.iter().zip(with.shards) {
+            *shard.write() = new.into_inner();
+        }
+    }
+
+    /// An empty one with the same seed.
+    pub(super) fn empty_like(&self) -> Shards {
+        Shards::new(self.seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_has_the_size_the_memory_budget_counts_on() {
+        assert_eq!(size_of::<Replica>(), 24);
+        assert_eq!(size_of::<Option<Record>>(), 88);
+    }
+}

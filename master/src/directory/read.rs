@@ -1,0 +1,238 @@
+//! Reads: take a shard's lock, copy what is answered, let go.
+
+use super::limits::{LIST_PAGE_MAX, LIST_SCAN_MAX, SHARDS};
+use super::objects::{Record, Shards};
+use super::op::{Contact, SessionId, TenantId};
+use super::sessions::Session;
+use super::space::Segment;
+use super::view::{
+    Counts, ListPage, ListedObject, NodeView, ObjectView, RetiredView, SegmentView, SessionView,
+};
+use super::{ConfigState, Directory};
+use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
+
+impl Directory {
+    /// Looks a key up. `f` runs under the shard's read lock, so that a lease can be granted against a concurrent
+    /// Retire (L1); it must not call the directory.
+    pub fn with_object<R>(&self, tenant: TenantId, key: &[u8], f: impl FnOnce(Option<&ObjectView<'_>>) -> R) -> R {
+        let topology = self.topology.read();
+        let hash = self.shards.hash(tenant, key);
+        let shard = self.shards.read(Shards::shard_of(hash));
+        let record = shard.find(hash, tenant, key).and_then(|slot| shard.record(slot));
+        f(record.map(|r| topology.view(r)).as_ref())
+    }
+
+    /// Looks many keys up; `f` is called in order, each time under that key's shard lock. It must not call the
+    /// directory.
+    pub fn with_objects<'k>(
+        &self,
+        tenant: TenantId,
+        keys: impl IntoIterator<Item = &'k [u8]>,
+        mut f: impl FnMut(usize, Option<&ObjectView<'_>>),
+    ) {
+        let topology = self.topology.read();
+        for (i, key) in keys.into_iter().enumerate() {
+            let hash = self.shards.hash(tenant, key);
+            let shard = self.shards.read(Shards::shard_of(hash));
+            let record = shard.find(hash, tenant, key).and_then(|slot| shard.record(slot));
+            f(i, record.map(|r| topology.view(r)).as_ref());
+        }
+    }
+
+    /// Looks an object up by id; `f` as in [`Directory::with_object`].
+    pub fn with_object_id<R>(&self, object: ObjectId, f: impl FnOnce(Option<&ObjectView<'_>>) -> R) -> R {
+        let at = self.core.read().index.get(&object).copied();
+        let topology = self.topology.read();
+        let Some(at) = at else { return f(None) };
+        let shard = self.shards.read(at.shard());
+        // The slot may have another object by now.
+        let record = shard.record(at.slot()).filter(|r| r.object == object);
+        f(record.map(|r| topology.view(r)).as_ref())
+    }
+
+    /// One page of the readable objects under a prefix, in the order of (shard, hash, key). One shard is locked at a
+    /// time; a page looks at no more than `LIST_SCAN_MAX` objects and the rest of a shard.
+    pub fn list(&self, tenant: TenantId, prefix: &[u8], after: Option<&[u8]>, limit: usize) -> ListPage {
+        let limit = limit.clamp(1, LIST_PAGE_MAX);
+        let mut page = ListPage::default();
+        let mut scanned = 0;
+        let resume = after.map(|key| (self.shards.hash(tenant, key), key));
+        let first = resume.map_or(0, |(hash, _)| Shards::shard_of(hash));
+        let topology = self.topology.read();
+        for number in first..SHARDS {
+            let shard = self.shards.read(number);
+            let mut found: Vec<(u64, &Record, u32)> = Vec::new();
+            let mut last: Option<(u64, &[u8])> = None;
+            for record in shard.records().filter(|r| r.tenant == tenant) {
+                let place = (self.shards.hash(tenant, &record.key), &*record.key);
+                last = last.max(Some(place));
+                let listed = topology.listed(record);
+                let is_next = number != first || resume.is_none_or(|after| place > after);
+                if listed > 0 && is_next && record.key.starts_with(prefix) {
+                    found.push((place.0, record, listed));
+                }
+            }
+            scanned += shard.len();
+            found.sort_unstable_by(|a, b| (a.0, &a.1.key).cmp(&(b.0, &b.1.key)));
+            let room = limit - page.objects.len();
+            page.objects.extend(found.iter().take(room).map(|(_, record, replicas)| ListedObject {
+                key: record.key.clone(),
+                object: record.object,
+                length: record.length,
+                replicas: *replicas,
+            }));
+            if page.objects.len() == limit {
+                page.next = page.objects.last().map(|o| o.key.clone());
+                break;
+            }
+            // A page that resumes must get past the shard it resumes in, or it would name the same key for ever.
+            let is_past = number > first || resume.is_none();
+            if scanned >= LIST_SCAN_MAX && is_past && last.is_some() {
+                page.next = last.map(|(_, key)| key.into());
+                break;
+            }
+        }
+        page
+    }
+
+    /// All registered nodes, by id.
+    pub fn nodes(&self) -> Vec<NodeView> {
+        self.topology.read().nodes.values().cloned().collect()
+    }
+
+    /// One node.
+    pub fn node(&self, node: NodeId) -> Option<NodeView> {
+        self.topology.read().nodes.get(&node).cloned()
+    }
+
+    /// All mounted segments, by id.
+    pub fn segments(&self) -> Vec<SegmentView> {
+        self.core.read().space.iter().map(|(_, segment)| segment_view(segment)).collect()
+    }
+
+    /// One segment.
+    pub fn segment(&self, segment: SegmentId) -> Option<SegmentView> {
+        let core = self.core.read();
+        core.space.by_id.get(&segment).map(|&slot| segment_view(core.space.segment(slot)))
+    }
+
+    /// One session.
+    pub fn session(&self, session: SessionId) -> Option<SessionView> {
+        self.core.read().sessions.by_id.get(&session).map(|s| session_view(session, s))
+    }
+
+    /// All sessions, by id.
+    pub fn sessions(&self) -> Vec<SessionView> {
+        self.core.read().sessions.by_id.iter().map(|(&id, s)| session_view(id, s)).collect()
+    }
+
+    /// How much of everything there is. Walks the nodes and segments, not the objects.
+    pub fn counts(&self) -> Counts {
+        let core = self.core.read();
+        let mut counts = Counts {
+            objects: core.index.len() as u64,
+            processing: core.open.len() as u64,
+            nodes: core.nodes.by_id.len() as u64,
+            suspect_nodes: core.nodes.by_id.values().filter(|n| n.contact == Contact::Suspect).count() as u64,
+            segments: core.space.by_id.len() as u64,
+            sessions: core.sessions.by_id.len() as u64,
+            retired_clean: (core.retired.len() - core.unclean.len()) as u64,
+            retired_unclean: core.unclean.len() as u64,
+            ..Counts::default()
+        };
+        for (_, segment) in core.space.iter() {
+            counts.capacity_bytes += segment.capacity;
+            counts.free_bytes += segment.free.free();
+            counts.processing_bytes += segment.processing;
+            counts.complete_bytes += segment.complete;
+            counts.retired_bytes += segment.retired;
+        }
+        counts
+    }
+
+    /// The replicated settings.
+    pub fn config(&self) -> ConfigState {
+        self.core.read().config
+    }
+
+    /// (index, digest) of the last Checkpoint op.
+    pub fn checkpoint(&self) -> Option<(u64, u128)> {
+        self.core.read().checkpoint
+    }
+
+    /// Largest extent that a put could get now, on nodes that are heard.
+    pub fn largest_free(&self) -> u64 {
+        self.core.read().space.largest_free()
+    }
+
+    /// Retired replicas of a node that wait for its fence, the oldest first.
+    pub fn unclean(&self, node: NodeId, limit: usize) -> Vec<ReplicaId> {
+        let core = self.core.read();
+        let of_node = core.unclean.range((node, ReplicaId(0))..=(node, ReplicaId(u64::MAX)));
+        of_node.take(limit).map(|&(_, replica)| replica).collect()
+    }
+
+    /// Retired replicas that wait for `Reclaim`, by id, after a cursor.
+    pub fn reclaimable(&self, after: Option<ReplicaId>, limit: usize) -> Vec<RetiredView> {
+        let core = self.core.read();
+        let from = after.map_or(ReplicaId(0), |id| ReplicaId(id.0.saturating_add(1)));
+        let clean = core.retired.range(from..).filter(|(_, r)| r.clean).take(limit);
+        clean
+            .map(|(&replica, retired)| {
+                let segment = core.space.segment(retired.segment);
+                RetiredView {
+                    replica,
+                    object: retired.object,
+                    segment: segment.id,
+                    node: segment.node,
+                    offset: retired.offset,
+                    bytes: retired.bytes,
+                }
+            })
+            .collect()
+    }
+
+    /// Open puts that are older than the discard timeout at this log time, oldest first.
+    pub fn discardable(&self, now: LogTime, limit: usize) -> Vec<ObjectId> {
+        let core = self.core.read();
+        let timeout_ms = core.config.config.put_start_discard_timeout_ms;
+        let mut objects = Vec::new();
+        for object in core.open.keys() {
+            let started = core.index.get(object).and_then(|&at| self.shards.with(at, |r| r.started));
+            // Objects start in the order of their ids, so the first young one ends the search.
+            if objects.len() == limit || started.is_none_or(|s| now.0.saturating_sub(s.0) < timeout_ms) {
+                break;
+            }
+            objects.push(*object);
+        }
+        objects
+    }
+}
+
+fn segment_view(segment: &Segment) -> SegmentView {
+    SegmentView {
+        segment: segment.id,
+        node: segment.node,
+        incarnation: segment.incarnation,
+        name: segment.name.clone(),
+        contact: segment.contact,
+        capacity: segment.capacity,
+        free: segment.free.free(),
+        processing: segment.processing,
+        complete: segment.complete,
+        retired: segment.retired,
+        largest_free: segment.free.largest(),
+        free_extents: segment.free.extents() as u64,
+    }
+}
+
+fn session_view(id: SessionId, session: &Session) -> SessionView {
+    SessionView {
+        session: id,
+        client_uuid: session.client_uuid,
+        host_id: session.host_id.clone(),
+        floor: session.floor,
+        open_grants: session.open_grants,
+        open_bytes: session.open_bytes,
+    }
+}
