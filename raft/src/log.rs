@@ -8,6 +8,7 @@
 //! Start at [`LogStore`]; below it are the [`Disk`] it writes to ([`RocksDisk`] or the simulation's `SimulatedDisk`)
 //! and the check of everything at open.
 
+#[cfg(feature = "rocksdb")]
 mod directory;
 mod disk;
 mod error;
@@ -23,9 +24,10 @@ mod store;
 mod tail;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "rocksdb")]
+mod wal;
 
-pub use directory::StoreId;
-pub use disk::{Disk, StoredState, Write};
+pub use disk::{Disk, StoreId, StoredState, Write};
 pub use error::{LogFailure, OpenLogError};
 pub use recovery::{OpenReport, TornTail};
 #[cfg(feature = "rocksdb")]

@@ -1,11 +1,10 @@
 //! The store's directory: its identity and format version in one small checksummed file beside the database.
 
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
+use super::disk::StoreId;
 use super::error::OpenLogError;
 
 /// Format of the store. A directory of a higher one is refused before anything in it is touched.
@@ -13,33 +12,6 @@ pub const FORMAT_VERSION: u32 = 1;
 
 const FILE: &str = "STORE";
 const TITLE: &str = "tidepool raft log";
-
-/// Identity of one store, drawn when it is created. A member that comes back with another one has lost its log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StoreId(pub u128);
-
-impl StoreId {
-    /// A fresh one.
-    pub fn random() -> StoreId {
-        StoreId(rand::random())
-    }
-}
-
-impl fmt::Display for StoreId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl FromStr for StoreId {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.len() != 32 {
-            return Err(format!("store id '{text}' is not 32 hexadecimal digits"));
-        }
-        u128::from_str_radix(text, 16).map(StoreId).map_err(|error| format!("store id '{text}': {error}"))
-    }
-}
 
 /// Where the database of a store lies.
 pub(crate) fn database(path: &Path) -> PathBuf {

@@ -1,12 +1,39 @@
 //! What the log store needs of a disk: one ordered stream of writes, a sync, reads by index.
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::directory::StoreId;
+/// Identity of one store, drawn when it is created. A member that comes back with another one has lost its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StoreId(pub u128);
+
+impl StoreId {
+    /// A fresh one.
+    pub fn random() -> StoreId {
+        StoreId(rand::random())
+    }
+}
+
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for StoreId {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.len() != 32 {
+            return Err(format!("store id '{text}' is not 32 hexadecimal digits"));
+        }
+        u128::from_str_radix(text, 16).map(StoreId).map_err(|error| format!("store id '{text}': {error}"))
+    }
+}
 
 /// One step of the ordered stream. Bytes are frames of `crate::codec`; the disk does not look into them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +98,10 @@ pub trait Disk: Send + Sync + 'static {
     /// batches never shows a torn entry: a bad one there is corruption even at the very end.
     fn tears(&self) -> bool {
         false
+    }
+    /// What the disk itself found half written, and left out, when it was opened.
+    fn torn(&self) -> Option<String> {
+        None
     }
     /// Virtual time that a sync takes when flushing on a task (simulation only).
     fn sync_delay(&self) -> Duration {

@@ -45,7 +45,7 @@ impl OpenReport {
 pub struct TornTail {
     /// First index cut off.
     pub from: u64,
-    /// Keys that were found from there on.
+    /// Keys that were found from there on; 0 if the disk left them out by itself.
     pub entries: u64,
     /// What was wrong with the first.
     pub detail: String,
@@ -73,6 +73,7 @@ pub(crate) fn recover(disk: &dyn Disk, path: &Path) -> Result<OpenReport, OpenLo
     };
     report.first = report.purged.map_or(0, |id| id.index + 1);
     report.last = report.purged;
+    let torn_by_disk = disk.torn();
 
     let mut fault: Option<Fault> = None;
     let mut newer: Option<CodecError> = None;
@@ -154,6 +155,9 @@ pub(crate) fn recover(disk: &dyn Disk, path: &Path) -> Result<OpenReport, OpenLo
             last_good: name(report.last),
             detail: format!("missing, while entries up to {} were on disk before", state.synced - 1),
         });
+    }
+    if let (None, Some(detail)) = (&report.torn_tail, torn_by_disk) {
+        report.torn_tail = Some(TornTail { from: expected, entries: 0, detail });
     }
     Ok(report)
 }

@@ -13,9 +13,10 @@ use rocksdb::{
     WriteBatch, WriteOptions,
 };
 
-use super::directory::{self, StoreId};
-use super::disk::{Disk, StoredState, Write};
+use super::directory;
+use super::disk::{Disk, StoreId, StoredState, Write};
 use super::error::OpenLogError;
+use super::wal;
 
 const ENTRIES: &str = "entries";
 
@@ -36,6 +37,7 @@ const WAL_BYTES_MAX: u64 = 96 << 20;
 pub struct RocksDisk {
     db: DB,
     store_id: StoreId,
+    torn: Option<String>,
 }
 
 impl RocksDisk {
@@ -49,13 +51,18 @@ impl RocksDisk {
             return Err(not_a_store(format!("its database {} is gone", database.display())));
         }
         std::fs::create_dir_all(&database).map_err(io_error)?;
+        let torn = wal::examine(&database).map_err(io_error)?;
+        if let Some(torn) = torn.as_ref().filter(|torn| torn.zeros) {
+            wal::cut(torn).map_err(io_error)?;
+        }
         let db = open_database(&database, published.is_none()).map_err(|error| match error.kind() {
             ErrorKind::Corruption => {
                 OpenLogError::DatabaseCorrupt { path: path.to_owned(), detail: error.into_string() }
             }
             _ => io_error(io::Error::other(error.into_string())),
         })?;
-        let mut disk = RocksDisk { db, store_id: StoreId(0) };
+        let torn = torn.map(|torn| torn.describe());
+        let mut disk = RocksDisk { db, store_id: StoreId(0), torn };
         let stored = disk.get(STORE).map_err(io_error)?.map(|bytes| {
             let array: Result<[u8; 16], _> = bytes.as_ref().try_into();
             array.map(|array| StoreId(u128::from_be_bytes(array)))
@@ -138,6 +145,11 @@ impl RocksDisk {
             iterator.next();
         }
         iterator.status().map_err(failed)
+    }
+
+    /// Turns memtables into table files now.
+    pub fn flush_tables(&self) -> io::Result<()> {
+        self.db.flush_cf(self.entries()?).map_err(failed)
     }
 
     /// Bytes of table files and memtables of entries, about.
@@ -248,6 +260,10 @@ impl Disk for RocksDisk {
             synced: self.get_index(SYNCED)?,
             deleted: self.get_index(DELETED)?,
         })
+    }
+
+    fn torn(&self) -> Option<String> {
+        self.torn.clone()
     }
 
     fn reclaim(&self, index: u64) -> io::Result<()> {

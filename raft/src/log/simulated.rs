@@ -9,8 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::directory::StoreId;
-use super::disk::{Disk, StoredState, Write};
+use super::disk::{Disk, StoreId, StoredState, Write};
 
 /// A simulated disk. Clones are the same disk. What was written and not synced survives a [`crash`](Self::crash)
 /// only as far as the crash says, in order; syncs and writes can be made to fail.

@@ -15,8 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use prometheus::Registry;
 use tokio::sync::Notify;
 
-use super::directory::StoreId;
-use super::disk::Disk;
+use super::disk::{Disk, StoreId};
 use super::error::{LogFailure, OpenLogError};
 use super::flusher::{Flusher, Shared};
 use super::metrics::LogMetrics;

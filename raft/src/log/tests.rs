@@ -1,1 +1,85 @@
-//! Tests of the log store.
+//! Tests of the log store: openraft's own suite, crashes and damage on the simulated disk, the same on RocksDB.
+
+#[cfg(feature = "rocksdb")]
+mod rocks;
+mod simulated;
+mod suite;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use openraft::RaftLogReader;
+use openraft::async_runtime::AsyncRuntime;
+use openraft::storage::{IOFlushed, RaftLogStorage};
+use openraft::type_config::TypeConfigExt;
+use parking_lot::Mutex;
+use prometheus::Registry;
+
+use super::*;
+use crate::types::{Config, Entry, EntryPayload, LogId, Payload, SimConfig, Vote, log_id, term_of};
+
+type Sim = SimConfig<()>;
+
+/// The failures a store reported.
+type Failures = Arc<Mutex<Vec<LogFailure>>>;
+
+fn entry(term: u64, index: u64) -> Entry {
+    sized_entry(term, index, 40)
+}
+
+/// An entry whose payload tells term and index, so that a resurrected one shows.
+fn sized_entry(term: u64, index: u64, bytes: usize) -> Entry {
+    let mut payload = format!("{term}.{index}.").into_bytes();
+    payload.resize(bytes.max(payload.len()), b'x');
+    Entry { log_id: log_id(term, index), payload: EntryPayload::Normal(Payload(Bytes::from(payload))) }
+}
+
+fn options(flushing: Flushing, cache_bytes: usize) -> (LogOptions, Failures) {
+    let failures = Failures::default();
+    let fatal = {
+        let failures = failures.clone();
+        Box::new(move |failure| failures.lock().push(failure))
+    };
+    (LogOptions { flushing, cache_bytes, fatal }, failures)
+}
+
+/// A store of the simulation over `disk`; call inside its runtime.
+fn open_sim(disk: &SimulatedDisk) -> Result<(LogStore<Sim>, OpenReport), OpenLogError> {
+    let (options, _) = options(Flushing::Task, 1 << 20);
+    LogStore::open(Arc::new(disk.clone()), Path::new("simulated"), options, &Registry::new())
+}
+
+fn simulate<T: Send + 'static>(test: impl Future<Output = T> + Send) -> T {
+    openraft_rt_sim::SimRuntime::with_seed(7).block_on(test)
+}
+
+/// Hands entries over; the receiver resolves when they are acknowledged.
+async fn submit<C: Config>(
+    store: &mut LogStore<C>,
+    entries: Vec<Entry>,
+) -> io::Result<openraft::alias::OneshotReceiverOf<C, io::Result<()>>> {
+    let (sender, receiver) = C::oneshot();
+    store.append(entries, IOFlushed::signal(sender)).await?;
+    Ok(receiver)
+}
+
+/// Appends and waits for the acknowledgement.
+async fn append<C: Config>(store: &mut LogStore<C>, entries: Vec<Entry>) -> io::Result<()> {
+    submit(store, entries).await?.await.map_err(|_| io::Error::other("no answer"))?
+}
+
+/// Term and index of every entry in the log.
+async fn log_of<C: Config>(store: &mut LogStore<C>) -> Vec<(u64, u64)> {
+    let entries = store.try_get_log_entries(..).await.expect("readable");
+    entries.iter().map(|entry| (term_of(&entry.log_id), entry.log_id.index)).collect()
+}
+
+/// One sample of a metric without labels: counters and gauges their value, histograms their count.
+fn metric(registry: &Registry, name: &str) -> f64 {
+    let families = registry.gather();
+    let family = families.iter().find(|family| family.name() == name).expect("registered");
+    let metric = &family.get_metric()[0];
+    metric.get_gauge().get_value() + metric.get_counter().get_value() + metric.get_histogram().get_sample_count() as f64
+}
