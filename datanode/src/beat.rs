@@ -1,0 +1,259 @@
+//! The heartbeat conversation of one life: beats to the leader, its commands back, and the next leader when this one is lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tidepool_proto::{Address, ClusterId, Error, ErrorCode, LogTime, ReplicaId, v1};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::inspection::Inspector;
+use crate::life::Life;
+use crate::log_clock::boot_time;
+use crate::masters::{Client, Masters, status_error};
+use crate::membership::{Standing, is_forgotten, wire_identity};
+use crate::metrics::Metrics;
+use crate::options::MasterTiming;
+
+/// Acknowledgements, and verdicts, that one beat carries.
+const PER_BEAT_MAX: usize = 4096;
+/// Beats that may wait for the connection; more means that the leader does not read.
+const UNSENT_BEATS_MAX: usize = 4;
+
+/// Why the beats of a life ended.
+#[derive(Debug)]
+pub(crate) enum BeatEnd {
+    /// Another incarnation is registered.
+    Fenced(Error),
+    /// The masters do not know this incarnation.
+    Forgotten(Error),
+}
+
+pub(crate) struct Beat<'a> {
+    pub(crate) masters: &'a Masters,
+    pub(crate) timing: MasterTiming,
+    pub(crate) verifications_max: usize,
+    pub(crate) life: Arc<Life>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) standing: Arc<Mutex<Standing>>,
+}
+
+/// An open stream to a leader.
+struct Conversation {
+    leader: Address,
+    beats: mpsc::Sender<v1::HeartbeatRequest>,
+    answers: Streaming<v1::HeartbeatResponse>,
+}
+
+/// Why a conversation ended.
+enum Lost {
+    /// Look for the leader, at this address first.
+    Leader(Option<Address>, String),
+    Life(BeatEnd),
+}
+
+impl Beat<'_> {
+    /// Beats until the life is over.
+    pub(crate) async fn run(self, registered_with: Address) -> BeatEnd {
+        let inspector = Inspector::new(self.life.clone(), self.metrics.clone(), self.verifications_max);
+        let mut sequence = 0;
+        let mut first = Some(registered_with);
+        loop {
+            self.life.writes().acknowledgements_lost();
+            inspector.verdicts().lost();
+            let (mut conversation, answer) = match self.open(first.as_ref(), &mut sequence).await {
+                Ok(opened) => opened,
+                Err(end) => return end,
+            };
+            tracing::info!(leader = %conversation.leader, term = answer.term, "following the leader");
+            self.standing.lock().leader = Some(conversation.leader.clone());
+            let lost = match self.obey(answer, &inspector) {
+                Ok(()) => self.converse(&mut conversation, &inspector, &mut sequence).await,
+                Err(lost) => lost,
+            };
+            self.standing.lock().leader = None;
+            match lost {
+                Lost::Life(end) => return end,
+                Lost::Leader(hint, why) => {
+                    tracing::warn!(leader = %conversation.leader, why, hint = ?hint, "lost the leader");
+                    first = hint;
+                }
+            }
+        }
+    }
+
+    /// Opens the stream with whichever master answers a beat as the leader.
+    async fn open(
+        &self,
+        first: Option<&Address>,
+        sequence: &mut u64,
+    ) -> Result<(Conversation, v1::HeartbeatResponse), BeatEnd> {
+        self.metrics.leader_searches.inc();
+        *sequence += 1;
+        let beat = self.bare_beat(*sequence);
+        let term = self.life.writes().clock().term();
+        let cluster = self.life.registration().cluster;
+        let asked = self.masters.ask(first, |client| greet(client, beat.clone(), cluster, term)).await;
+        match asked {
+            Ok((leader, Ok((beats, answers, answer)))) => Ok((Conversation { leader, beats, answers }, answer)),
+            Ok((_, Err(forgotten))) => Err(BeatEnd::Forgotten(forgotten)),
+            Err(error) if error.code() == ErrorCode::Fenced => Err(BeatEnd::Fenced(error)),
+            Err(error) => Err(BeatEnd::Forgotten(error)),
+        }
+    }
+
+    async fn converse(&self, conversation: &mut Conversation, inspector: &Inspector, sequence: &mut u64) -> Lost {
+        let interval = self.life.registration().heartbeat_interval;
+        let patience = self.timing.heartbeat_timeout.max(interval * 4);
+        let mut ticker = tokio::time::interval(interval);
+        ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let silence = tokio::time::sleep(patience);
+        tokio::pin!(silence);
+        loop {
+            tokio::select! {
+                answer = conversation.answers.message() => {
+                    let answer = match answer {
+                        Ok(Some(answer)) => answer,
+                        Ok(None) => return Lost::Leader(None, "it closed the stream".into()),
+                        Err(status) => return Lost::Leader(None, status_error(status).to_string()),
+                    };
+                    silence.as_mut().reset(tokio::time::Instant::now() + patience);
+                    if let Err(lost) = self.obey(answer, inspector) {
+                        return lost;
+                    }
+                    continue;
+                }
+                () = &mut silence => return Lost::Leader(None, format!("it was silent for {} ms", patience.as_millis())),
+                _ = ticker.tick() => {}
+                () = self.life.writes().acknowledgement_ready() => {}
+                () = inspector.verdicts().ready() => {}
+            }
+            *sequence += 1;
+            let mut beat = self.bare_beat(*sequence);
+            match conversation.beats.try_reserve() {
+                Ok(slot) => {
+                    beat.fenced_replicas = self.life.writes().take_acknowledgements(*sequence, PER_BEAT_MAX);
+                    beat.verdicts = inspector.verdicts().take(*sequence, PER_BEAT_MAX);
+                    self.metrics.fence_acknowledgements.inc_by(beat.fenced_replicas.len() as u64);
+                    slot.send(beat);
+                }
+                // The silence timer decides what an unread beat means.
+                Err(mpsc::error::TrySendError::Full(())) => {}
+                Err(mpsc::error::TrySendError::Closed(())) => return Lost::Leader(None, "the connection closed".into()),
+            }
+        }
+    }
+
+    fn bare_beat(&self, sequence: u64) -> v1::HeartbeatRequest {
+        let registration = self.life.registration();
+        v1::HeartbeatRequest {
+            node_id: registration.node.0,
+            incarnation: registration.incarnation.0,
+            history: registration.history.0,
+            sequence,
+            fenced_replicas: Vec::new(),
+            verdicts: Vec::new(),
+            identity: Some(wire_identity(Some(registration.cluster), registration.history, registration.node)),
+        }
+    }
+
+    /// Does what an answer says.
+    fn obey(&self, answer: v1::HeartbeatResponse, inspector: &Inspector) -> Result<(), Lost> {
+        if let Some(error) = answer.error.map(Error::from) {
+            return Err(match error.code() {
+                ErrorCode::Fenced => Lost::Life(BeatEnd::Fenced(error)),
+                _ if is_forgotten(&error) => Lost::Life(BeatEnd::Forgotten(error)),
+                _ => Lost::Leader(error.leader().and_then(|hint| hint.address.parse().ok()), error.to_string()),
+            });
+        }
+        let writes = self.life.writes();
+        let log_time = LogTime(answer.log_time_ms);
+        if !writes.observe(answer.term, log_time, boot_time()) {
+            return Err(Lost::Leader(None, format!("it leads term {}, which is over", answer.term)));
+        }
+        self.metrics.beats.inc();
+        self.standing.lock().last_beat = Some(Instant::now());
+        writes.acknowledgements_arrived(answer.sequence);
+        inspector.verdicts().arrived(answer.sequence);
+        if !answer.fence_replicas.is_empty() {
+            let replicas: Vec<ReplicaId> = answer.fence_replicas.iter().map(|&id| ReplicaId(id)).collect();
+            tracing::info!(count = replicas.len(), first = %replicas[0], term = answer.term, "fencing on the leader's word");
+            writes.fence(&replicas, log_time);
+            self.metrics.fences.inc_by(replicas.len() as u64);
+        }
+        for verify in answer.verify {
+            inspector.inspect(verify);
+        }
+        Ok(())
+    }
+}
+
+type Opened = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>, v1::HeartbeatResponse);
+
+/// Opens a stream with one beat; only a leader's answer counts. An error that ends the life is handed through as a value, unless a
+/// master of another cluster gives it.
+async fn greet(
+    mut client: Client,
+    beat: v1::HeartbeatRequest,
+    cluster: ClusterId,
+    term: u64,
+) -> Result<Result<Opened, Error>, Error> {
+    let (beats, unsent) = mpsc::channel(UNSENT_BEATS_MAX);
+    let sequence = beat.sequence;
+    let closed = |what: &str| Error::new(ErrorCode::Unavailable, format!("the heartbeat stream {what}"));
+    beats.try_send(beat).map_err(|_| closed("took no beat"))?;
+    let mut answers = client.heartbeat(ReceiverStream::new(unsent)).await.map_err(status_error)?.into_inner();
+    let answer = answers.message().await.map_err(status_error)?.ok_or_else(|| closed("ended at once"))?;
+    let stranger = |identity: &v1::Identity| !identity.cluster_uuid.is_empty() && identity.cluster_uuid[..] != cluster.0;
+    if answer.identity.as_ref().is_some_and(stranger) {
+        return Err(Error::new(ErrorCode::WrongCluster, "this master belongs to another cluster"));
+    }
+    if let Some(error) = answer.error.clone().map(Error::from) {
+        return if is_forgotten(&error) { Ok(Err(error)) } else { Err(error) };
+    }
+    if answer.term < term || answer.sequence != sequence {
+        return Err(Error::new(ErrorCode::NotLeader, format!("it leads term {}; term {term} was heard already", answer.term)));
+    }
+    Ok(Ok((beats, answers, answer)))
+}
+
+/// Verdicts that wait for a beat, each sent until its beat is answered.
+#[derive(Default)]
+pub(crate) struct Verdicts {
+    waiting: Mutex<BTreeMap<u64, (v1::Verdict, Option<u64>)>>,
+    ready: Notify,
+}
+
+impl Verdicts {
+    pub(crate) fn add(&self, verdict: v1::Verdict) {
+        self.waiting.lock().insert(verdict.replica_id, (verdict, None));
+        self.ready.notify_one();
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.lock().len()
+    }
+    async fn ready(&self) {
+        self.ready.notified().await;
+    }
+    fn take(&self, sequence: u64, max: usize) -> Vec<v1::Verdict> {
+        let mut waiting = self.waiting.lock();
+        let unsent = waiting.values_mut().filter(|(_, sent)| sent.is_none()).take(max);
+        unsent
+            .map(|(verdict, sent)| {
+                *sent = Some(sequence);
+                verdict.clone()
+            })
+            .collect()
+    }
+    fn arrived(&self, sequence: u64) {
+        self.waiting.lock().retain(|_, (_, sent)| sent.is_none_or(|sent| sent > sequence));
+    }
+    fn lost(&self) {
+        self.waiting.lock().values_mut().for_each(|(_, sent)| *sent = None);
+        self.ready.notify_one();
+    }
+}

@@ -1,0 +1,117 @@
+//! Log time as this datanode knows it: a lower bound of the leader's, so that nothing valid is refused early (T1, T2).
+//!
+//! Every heartbeat answer carries the leader's log time. Between answers the estimate advances by this host's CLOCK_BOOTTIME less
+//! 5 %, but no further than [`EXTRAPOLATION_MAX`] past the last answer, because log time stands still while nobody leads. A new
+//! leader continues from its last log entry, which may lie before what its predecessor said: a higher term may set the clock back.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidepool_proto::LogTime;
+
+/// How far the estimate runs ahead of the last answer at most.
+pub(crate) const EXTRAPOLATION_MAX: Duration = Duration::from_secs(2);
+
+/// This host's CLOCK_BOOTTIME since boot: it counts through suspend, and no one can set it.
+pub(crate) fn boot_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// What an observation did to the estimate.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum Observed {
+    /// It advanced, or stood.
+    Advanced,
+    /// A new leader's log time lies before it; the estimate went back.
+    SetBack,
+    /// From an older term than one already heard: ignored.
+    StaleTerm,
+}
+
+struct Reading {
+    term: u64,
+    log_time_ms: u64,
+    at: Duration,
+}
+
+/// The estimate.
+pub(crate) struct LogClock {
+    reading: Mutex<Reading>,
+}
+
+impl LogClock {
+    /// Starts from the registration's log time, of which the term is not known.
+    pub(crate) fn new(log_time: LogTime, at: Duration) -> LogClock {
+        LogClock { reading: Mutex::new(Reading { term: 0, log_time_ms: log_time.0, at }) }
+    }
+
+    /// Takes in an answer that arrived at `at` on this host's clock.
+    pub(crate) fn observe(&self, term: u64, log_time: LogTime, at: Duration) -> Observed {
+        let mut reading = self.reading.lock();
+        if term < reading.term {
+            return Observed::StaleTerm;
+        }
+        let estimate = reading.estimate(at);
+        let new_leader = term > reading.term;
+        let log_time_ms = if new_leader { log_time.0 } else { log_time.0.max(estimate) };
+        *reading = Reading { term, log_time_ms, at };
+        if log_time_ms < estimate { Observed::SetBack } else { Observed::Advanced }
+    }
+
+    /// The lower bound now.
+    pub(crate) fn now(&self) -> LogTime {
+        self.at(boot_time())
+    }
+
+    /// The lower bound at a moment of this host's clock.
+    pub(crate) fn at(&self, at: Duration) -> LogTime {
+        LogTime(self.reading.lock().estimate(at))
+    }
+
+    /// Highest term heard.
+    pub(crate) fn term(&self) -> u64 {
+        self.reading.lock().term
+    }
+}
+
+impl Reading {
+    fn estimate(&self, at: Duration) -> u64 {
+        let elapsed = at.saturating_sub(self.at).min(EXTRAPOLATION_MAX);
+        self.log_time_ms.saturating_add((elapsed.as_millis() as u64) * 95 / 100)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn advances_five_percent_slower_and_stops_without_a_leader() {
+        let clock = LogClock::new(LogTime(1_000), ms(0));
+        assert_eq!(clock.at(ms(1_000)), LogTime(1_950));
+        assert_eq!(clock.at(ms(60_000)), LogTime(1_000 + 1_900), "time without a leader does not count");
+    }
+
+    #[test]
+    fn never_runs_backwards_within_a_term() {
+        let clock = LogClock::new(LogTime(1_000), ms(0));
+        assert_eq!(clock.observe(3, LogTime(2_000), ms(100)), Observed::Advanced);
+        assert_eq!(clock.observe(3, LogTime(1_500), ms(200)), Observed::Advanced);
+        assert_eq!(clock.at(ms(200)), LogTime(2_095));
+    }
+
+    #[test]
+    fn a_new_leader_may_set_it_back_and_an_old_one_is_ignored() {
+        let clock = LogClock::new(LogTime(1_000), ms(0));
+        clock.observe(3, LogTime(5_000), ms(100));
+        assert_eq!(clock.observe(4, LogTime(4_000), ms(100)), Observed::SetBack);
+        assert_eq!(clock.at(ms(100)), LogTime(4_000));
+        assert_eq!(clock.observe(3, LogTime(9_000), ms(100)), Observed::StaleTerm);
+        assert_eq!((clock.at(ms(100)), clock.term()), (LogTime(4_000), 4));
+    }
+}

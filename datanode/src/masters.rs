@@ -1,0 +1,167 @@
+//! Finding the leader among the masters: every member is asked at the same time, each at its own pace, so that a black-holed address
+//! costs nothing but its own attempts.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use tidepool_proto::v1::node_service_client::NodeServiceClient;
+use tidepool_proto::{Address, Error, ErrorCode};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::options::MasterTiming;
+
+/// Members asked in one search: those configured, and those that leader hints add.
+pub(crate) const MEMBERS_MAX: usize = 32;
+/// Longest pause before a member that answered NOT_LEADER is asked again: elections take less.
+const NOT_LEADER_PAUSE_MAX: Duration = Duration::from_millis(250);
+/// A unary call to a master that is reachable; the leader commits it within this or not soon.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+pub(crate) type Client = NodeServiceClient<Channel>;
+
+/// The quorum's members.
+#[derive(Clone, Debug)]
+pub(crate) struct Masters {
+    members: Vec<Address>,
+    timing: MasterTiming,
+}
+
+/// One member during a search.
+struct Member {
+    address: Address,
+    client: Option<Client>,
+    pause: Duration,
+}
+
+impl Masters {
+    pub(crate) fn new(members: Vec<Address>, timing: MasterTiming) -> Masters {
+        Masters { members, timing }
+    }
+
+    /// Asks all members, `first` foremost, until one gives an answer, following leader hints. Returns an error only if it is final:
+    /// FENCED from any, or WRONG_CLUSTER from every member that says anything. Otherwise it goes on for ever: the caller bounds it.
+    pub(crate) async fn ask<T, F>(&self, first: Option<&Address>, call: impl Fn(Client) -> F) -> Result<(Address, T), Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let call = &call;
+        let mut attempts: FuturesUnordered<_> = FuturesUnordered::new();
+        // What each member said last: None is still to answer.
+        let mut said: BTreeMap<Address, Option<ErrorCode>> = BTreeMap::new();
+        for address in first.into_iter().chain(&self.members) {
+            if said.insert(address.clone(), None).is_none() {
+                attempts.push(self.attempt(self.member(address.clone()), Duration::ZERO, call));
+            }
+        }
+        loop {
+            let Some((mut member, result)) = attempts.next().await else {
+                return Err(Error::new(ErrorCode::InvalidParams, "no master is configured"));
+            };
+            let error = match result {
+                Ok(answer) => return Ok((member.address, answer)),
+                Err(error) => error,
+            };
+            tracing::debug!(master = %member.address, %error, "master gave no answer");
+            said.insert(member.address.clone(), Some(error.code()));
+            if error.code() == ErrorCode::Fenced || (error.code() == ErrorCode::WrongCluster && all_are_strangers(&said)) {
+                return Err(Error::new(error.code(), format!("master {}: {}", member.address, error.message())));
+            }
+            let hint = error.leader().and_then(|hint| hint.address.parse::<Address>().ok());
+            if let Some(hint) = hint.filter(|hint| !said.contains_key(hint) && said.len() < MEMBERS_MAX) {
+                said.insert(hint.clone(), None);
+                attempts.push(self.attempt(self.member(hint), Duration::ZERO, call));
+            }
+            let longest = if error.code() == ErrorCode::NotLeader { NOT_LEADER_PAUSE_MAX } else { self.timing.retry_max };
+            let pause = member.pause.min(longest);
+            member.pause = (member.pause * 2).min(self.timing.retry_max);
+            attempts.push(self.attempt(member, jittered(pause), call));
+        }
+    }
+
+    fn member(&self, address: Address) -> Member {
+        Member { address, client: None, pause: self.timing.retry_min }
+    }
+
+    fn attempt<'a, T, F>(
+        &'a self,
+        mut member: Member,
+        pause: Duration,
+        call: &'a impl Fn(Client) -> F,
+    ) -> impl Future<Output = (Member, Result<T, Error>)> + 'a
+    where
+        F: Future<Output = Result<T, Error>> + 'a,
+        T: 'a,
+    {
+        async move {
+            tokio::time::sleep(pause).await;
+            let result = async {
+                let client = match &member.client {
+                    Some(client) => client.clone(),
+                    None => dial(&member.address, self.timing.dial_timeout).await?,
+                };
+                member.client = Some(client.clone());
+                tokio::time::timeout(CALL_TIMEOUT, call(client)).await.unwrap_or_else(|_| {
+                    let ms = CALL_TIMEOUT.as_millis();
+                    Err(Error::new(ErrorCode::DeadlineExceeded, format!("master {} did not answer in {ms} ms", member.address)))
+                })
+            }
+            .await;
+            // A broken or silent connection is dialled afresh: the name may mean another host by now.
+            let broken = |e: &Error| matches!(e.code(), ErrorCode::Unavailable | ErrorCode::DeadlineExceeded);
+            if result.as_ref().err().is_some_and(broken) {
+                member.client = None;
+            }
+            (member, result)
+        }
+    }
+}
+
+fn all_are_strangers(said: &BTreeMap<Address, Option<ErrorCode>>) -> bool {
+    let unreachable = |code: &ErrorCode| matches!(code, ErrorCode::Unavailable | ErrorCode::DeadlineExceeded);
+    said.values().all(|said| said.as_ref().is_some_and(|code| *code == ErrorCode::WrongCluster || unreachable(code)))
+}
+
+/// Up to a quarter more or less, so that datanodes do not return in step.
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(rand::random_range(0.75..1.25))
+}
+
+fn dial(address: &Address, timeout: Duration) -> BoxFuture<'_, Result<Client, Error>> {
+    Box::pin(async move {
+        let failed = |what: String| Error::new(ErrorCode::Unavailable, format!("master {address}: {what}"));
+        let endpoint = Endpoint::from_shared(address.to_uri())
+            .map_err(|e| failed(e.to_string()))?
+            .connect_timeout(timeout)
+            .tcp_nodelay(true)
+            .user_agent("tidepool-datanode")
+            .map_err(|e| failed(e.to_string()))?;
+        match tokio::time::timeout(timeout, endpoint.connect()).await {
+            Ok(Ok(channel)) => Ok(NodeServiceClient::new(channel)),
+            Ok(Err(error)) => Err(failed(format!("cannot connect: {}", root_cause(&error)))),
+            Err(_) => Err(failed(format!("no connection within {} ms", timeout.as_millis()))),
+        }
+    })
+}
+
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+/// A gRPC failure as one of ours: the peer's process is not there, or not a master.
+pub(crate) fn status_error(status: tonic::Status) -> Error {
+    let code = match status.code() {
+        tonic::Code::Unimplemented => ErrorCode::NotSupported,
+        tonic::Code::DeadlineExceeded => ErrorCode::DeadlineExceeded,
+        tonic::Code::ResourceExhausted => ErrorCode::ResourceExhausted,
+        _ => ErrorCode::Unavailable,
+    };
+    Error::new(code, format!("{:?}: {}", status.code(), status.message()))
+}
