@@ -4,26 +4,49 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rand::RngCore;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 
+use crate::call::Caller;
+use crate::deadline::Deadline;
+use crate::get::{GetInto, Getter};
+use crate::landing::{Delivered, Destination};
+use crate::lookup::Lookup;
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::options::ClientOptions;
-use crate::put::{PutItem, PutOptions, PutOutcome};
-use crate::remove::RemoveMode;
+use crate::plane::Plane;
+use crate::put::{PutItem, PutOptions, PutOutcome, Putter};
+use crate::quorum::{Quorum, QuorumSettings};
+use crate::release::Releaser;
+use crate::remove::{RemoveMode, Remover};
 use crate::stat::{ListPage, ObjectStat};
+use crate::suspects::Suspects;
+use crate::writer::Writer;
 
 /// A connection to one Tidepool cluster; cheap to clone, all clones share one stream to the leader.
+///
+/// Every call may be dropped at any time: what it had begun is undone or left to the masters' timeouts, and memory
+/// that was lent to it is touched no more.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    metrics: Metrics,
+    deadline: Duration,
+    quorum: Arc<Quorum>,
+    suspects: Arc<Suspects>,
+    metrics: Arc<Metrics>,
+    putter: Putter,
+    getter: Getter,
+    lookup: Lookup,
+    remover: Remover,
 }
 
-fn pending() -> Error {
-    Error::new(ErrorCode::NotSupported, "not in this build")
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.quorum.stop();
+    }
 }
 
 impl Client {
@@ -32,12 +55,19 @@ impl Client {
         if options.masters.is_empty() {
             return Err(Error::new(ErrorCode::InvalidParams, "no master address given; set at least one"));
         }
-        Ok(Client { inner: Arc::new(Inner { metrics: Metrics::default() }) })
+        let client = Client { inner: Arc::new(Inner::start(options.clone())) };
+        client.inner.quorum.leader(Deadline::after(options.connect_deadline)).await?;
+        Ok(client)
+    }
+
+    fn deadline(&self, deadline: Option<Duration>) -> Deadline {
+        Deadline::after(deadline.unwrap_or(self.inner.deadline))
     }
 
     /// Stores objects; one result per item, in order.
-    pub async fn put_many(&self, items: Vec<PutItem>, _options: PutOptions) -> Vec<Result<PutOutcome, Error>> {
-        items.iter().map(|_| Err(pending())).collect()
+    pub async fn put_many(&self, items: Vec<PutItem>, options: PutOptions) -> Vec<Result<PutOutcome, Error>> {
+        let deadline = self.deadline(options.deadline);
+        self.inner.putter.put_many(items, &options, deadline).await
     }
 
     /// Stores one object.
@@ -47,51 +77,70 @@ impl Client {
         value: impl Into<Bytes>,
         options: PutOptions,
     ) -> Result<PutOutcome, Error> {
-        self.put_many(vec![PutItem::new(key, value)], options).await.remove(0)
+        only(self.put_many(vec![PutItem::new(key, value)], options).await)
     }
 
     /// Returns the verified payload of each key, in order. `deadline` None: the client's default.
-    pub async fn get_many<K: AsRef<[u8]>>(&self, keys: &[K], _deadline: Option<Duration>) -> Vec<Result<Bytes, Error>> {
-        keys.iter().map(|_| Err(pending())).collect()
+    pub async fn get_many<K: AsRef<[u8]>>(&self, keys: &[K], deadline: Option<Duration>) -> Vec<Result<Bytes, Error>> {
+        let destinations = keys.iter().map(|_| Destination::Allocate).collect();
+        let results = self.inner.getter.get_many(keys, destinations, self.deadline(deadline)).await;
+        let bytes = |delivered| match delivered {
+            Delivered::Bytes(bytes) => Ok(bytes),
+            Delivered::Filled(_) => Err(Error::new(ErrorCode::Internal, "memory was filled that nobody gave")),
+        };
+        results.into_iter().map(|result| result.and_then(bytes)).collect()
     }
 
     /// Returns the verified payload of one key.
     pub async fn get(&self, key: impl AsRef<[u8]>, deadline: Option<Duration>) -> Result<Bytes, Error> {
-        self.get_many(&[key], deadline).await.remove(0)
+        only(self.get_many(&[key], deadline).await)
+    }
+
+    /// Fills the caller's memory with the verified payload of each key; returns payload bytes, in order. A key that
+    /// is not there is an error, never 0 (user report 46).
+    pub async fn get_into_many(&self, items: Vec<GetInto>, deadline: Option<Duration>) -> Vec<Result<u64, Error>> {
+        let (keys, destinations): (Vec<Bytes>, Vec<Destination>) =
+            items.into_iter().map(|item| (item.key, Destination::Caller(item.into))).unzip();
+        let results = self.inner.getter.get_many(&keys, destinations, self.deadline(deadline)).await;
+        let length = |delivered| match delivered {
+            Delivered::Filled(length) => Ok(length),
+            Delivered::Bytes(_) => Err(Error::new(ErrorCode::Internal, "the caller's memory was not used")),
+        };
+        results.into_iter().map(|result| result.and_then(length)).collect()
     }
 
     /// Whether each key is present and readable by this client. Grants read leases.
-    pub async fn exist_many<K: AsRef<[u8]>>(&self, keys: &[K], _deadline: Option<Duration>) -> Vec<Result<bool, Error>> {
-        keys.iter().map(|_| Err(pending())).collect()
+    pub async fn exist_many<K: AsRef<[u8]>>(&self, keys: &[K], deadline: Option<Duration>) -> Vec<Result<bool, Error>> {
+        self.inner.lookup.exist_many(keys, self.deadline(deadline)).await
     }
 
     /// Whether one key is present and readable by this client.
     pub async fn exist(&self, key: impl AsRef<[u8]>, deadline: Option<Duration>) -> Result<bool, Error> {
-        self.exist_many(&[key], deadline).await.remove(0)
+        only(self.exist_many(&[key], deadline).await)
     }
 
     /// Where objects are; touches neither leases nor recency.
     pub async fn stat_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
-        _deadline: Option<Duration>,
+        deadline: Option<Duration>,
     ) -> Vec<Result<ObjectStat, Error>> {
-        keys.iter().map(|_| Err(pending())).collect()
+        self.inner.lookup.stat_many(keys, self.deadline(deadline)).await
     }
 
     /// Where one object is.
     pub async fn stat(&self, key: impl AsRef<[u8]>, deadline: Option<Duration>) -> Result<ObjectStat, Error> {
-        self.stat_many(&[key], deadline).await.remove(0)
+        only(self.stat_many(&[key], deadline).await)
     }
 
     /// Removes objects; one result per key, in order. A key that is not there is OBJECT_NOT_FOUND.
     pub async fn remove_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
-        _mode: RemoveMode,
-        _deadline: Option<Duration>,
+        mode: RemoveMode,
+        deadline: Option<Duration>,
     ) -> Vec<Result<(), Error>> {
-        keys.iter().map(|_| Err(pending())).collect()
+        self.inner.remover.remove_many(keys, mode, self.deadline(deadline)).await
     }
 
     /// Removes one object.
@@ -101,42 +150,89 @@ impl Client {
         mode: RemoveMode,
         deadline: Option<Duration>,
     ) -> Result<(), Error> {
-        self.remove_many(&[key], mode, deadline).await.remove(0)
+        only(self.remove_many(&[key], mode, deadline).await)
     }
 
     /// One page of keys that start with `prefix`, after `after`, in key order; `limit` 0 is the server's page size.
     pub async fn list(
         &self,
-        _prefix: &[u8],
-        _limit: u32,
-        _after: &[u8],
-        _deadline: Option<Duration>,
+        prefix: &[u8],
+        limit: u32,
+        after: &[u8],
+        deadline: Option<Duration>,
     ) -> Result<ListPage, Error> {
-        Err(pending())
+        self.inner.lookup.list(prefix, limit, after, self.deadline(deadline)).await
     }
 
     /// Gives one lease of each object back.
-    pub async fn release_leases(&self, _object_ids: &[u64], _deadline: Option<Duration>) -> Result<(), Error> {
-        Err(pending())
+    pub async fn release_leases(&self, object_ids: &[u64], deadline: Option<Duration>) -> Result<(), Error> {
+        self.inner.lookup.release_leases(object_ids, self.deadline(deadline)).await
     }
 
     /// Master that leads now, as far as this client knows.
     pub fn leader(&self) -> Option<Address> {
-        None
+        self.inner.quorum.leader_now().map(|leader| leader.link.address().clone())
     }
 
     /// Every master this client knows: configured and learned.
     pub fn members(&self) -> Vec<Address> {
-        Vec::new()
+        self.inner.quorum.members()
     }
 
     /// Datanodes this client does not ask at the moment, because they failed it.
     pub fn suspects(&self) -> Vec<NodeId> {
-        Vec::new()
+        self.inner.suspects.list().into_iter().map(NodeId).collect()
     }
 
     /// Counters.
     pub fn metrics(&self) -> MetricsSnapshot {
         self.inner.metrics.snapshot()
     }
+}
+
+impl Inner {
+    fn start(options: ClientOptions) -> Inner {
+        let metrics = Arc::new(Metrics::default());
+        let mut client_uuid = [0u8; 16];
+        rand::rng().fill_bytes(&mut client_uuid);
+        let settings = QuorumSettings {
+            client_uuid,
+            host_id: options.host_id.clone(),
+            tenant: options.tenant.clone(),
+            resolver: options.resolver,
+            metrics: metrics.clone(),
+        };
+        let quorum = Quorum::start(settings, &options.masters);
+        let caller = Arc::new(Caller::new(quorum.clone(), metrics.clone(), options.tenant));
+        let plane = Arc::new(Plane::new(options.engine));
+        let suspects = Suspects::new(plane.clone(), metrics.clone());
+        let writer = Writer {
+            caller: caller.clone(),
+            plane: plane.clone(),
+            suspects: suspects.clone(),
+            metrics: metrics.clone(),
+        };
+        Inner {
+            deadline: options.deadline,
+            putter: Putter { caller: caller.clone(), writer, suspects: suspects.clone(), metrics: metrics.clone() },
+            getter: Getter {
+                caller: caller.clone(),
+                plane,
+                suspects: suspects.clone(),
+                metrics: metrics.clone(),
+                releaser: Releaser::new(caller.clone()),
+                host_id: options.host_id,
+            },
+            lookup: Lookup { caller: caller.clone(), suspects: suspects.clone() },
+            remover: Remover::new(caller),
+            quorum,
+            suspects,
+            metrics,
+        }
+    }
+}
+
+/// The result of a batch of one.
+fn only<T>(mut results: Vec<Result<T, Error>>) -> Result<T, Error> {
+    results.pop().unwrap_or_else(|| Err(Error::new(ErrorCode::Internal, "a call of one item had no result")))
 }

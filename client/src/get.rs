@@ -1,1 +1,237 @@
-//! Get: locate under a lease, read from a replica, verify, fail over.
+//! Get: locate under a lease, read from a replica, verify, fail over, report.
+//!
+//! A read that was verified is right whatever the time: header, id, key hash, table and every block were checked in
+//! memory that nobody else writes. One that was not verified is a miss or an error, and whether it is held against
+//! the node depends on the lease: bytes read after it may rightly be another object's (L4), so those are
+//! LEASE_EXPIRED and reported to nobody (R3).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use tidepool_proto::clock::{BootInstant, holder_share};
+use tidepool_proto::v1::{self, client_request, client_response};
+use tidepool_proto::{Error, ErrorCode, ObjectId, object};
+use tidepool_transport::LocalMut;
+
+use crate::call::{Answer, Caller, malformed};
+use crate::deadline::Deadline;
+use crate::fetch::{Fetch, Located};
+use crate::landing::{Delivered, Destination, Expected};
+use crate::lookup::{by_code, complete, split};
+use crate::metrics::Metrics;
+use crate::nodes;
+use crate::plane::Plane;
+use crate::reader::Reader;
+use crate::release::{Held, Releaser};
+use crate::reports::Reports;
+use crate::suspects::Suspects;
+
+/// Times one get asks the directory: once, and once more when what it said turned out stale.
+const LOCATE_PASSES: usize = 2;
+/// Shortest lease asked for.
+const LEASE_MIN: Duration = Duration::from_millis(200);
+
+/// One object to read into the caller's memory.
+#[derive(Debug)]
+pub struct GetInto {
+    /// Key.
+    pub key: Bytes,
+    /// Filled in order with the payload; more room than needed stays untouched. What is in it after an error is
+    /// undefined.
+    pub into: Vec<LocalMut>,
+}
+
+/// The gets of one client.
+pub(crate) struct Getter {
+    pub(crate) caller: Arc<Caller>,
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) releaser: Arc<Releaser>,
+    pub(crate) host_id: String,
+}
+
+impl Getter {
+    /// One result per key, in order; each position is read on its own, duplicates too (user report 112).
+    pub(crate) async fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        destinations: Vec<Destination>,
+        deadline: Deadline,
+    ) -> Vec<Result<Delivered, Error>> {
+        let mut results: Vec<Option<Result<Delivered, Error>>> = keys.iter().map(|_| None).collect();
+        let mut destinations: Vec<Option<Destination>> = destinations.into_iter().map(Some).collect();
+        let chunks: Vec<Vec<Fetch>> = split(keys, &mut results)
+            .into_iter()
+            .map(|chunk| {
+                let fetch = |(position, key): (usize, &[u8])| {
+                    let destination = destinations[position].take().unwrap_or(Destination::Allocate);
+                    Fetch::new(position, Bytes::copy_from_slice(key), destination)
+                };
+                chunk.into_iter().map(fetch).collect()
+            })
+            .collect();
+        for done in join_all(chunks.into_iter().map(|chunk| self.get_chunk(chunk, deadline))).await {
+            for (position, result) in done {
+                results[position] = Some(result);
+            }
+        }
+        let results = complete(results);
+        self.count(&results);
+        results
+    }
+
+    async fn get_chunk(&self, mut fetches: Vec<Fetch>, deadline: Deadline) -> Vec<(usize, Result<Delivered, Error>)> {
+        let mut done = Vec::with_capacity(fetches.len());
+        let mut held = self.releaser.hold();
+        for pass in 0..LOCATE_PASSES {
+            if pass > 0 {
+                self.metrics.get_relocations.add(fetches.len() as u64);
+            }
+            let located = match self.locate(&fetches, deadline).await {
+                Ok(located) => located,
+                Err(error) => {
+                    done.extend(fetches.into_iter().map(|f| {
+                        let error = f.failure.unwrap_or_else(|| error.clone());
+                        (f.position, Err(error))
+                    }));
+                    return done;
+                }
+            };
+            let (readable, refused) = self.place(fetches, located, &mut held);
+            done.extend(refused);
+            let (delivered, failed) = self.read_all(readable, deadline).await;
+            done.extend(delivered);
+            let (again, lost): (Vec<Fetch>, Vec<Fetch>) =
+                failed.into_iter().partition(|f| pass + 1 < LOCATE_PASSES && f.may_relocate() && !deadline.expired());
+            done.extend(lost.into_iter().map(Fetch::into_failure));
+            fetches = again;
+            if fetches.is_empty() {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Asks where the objects are.
+    async fn locate(&self, fetches: &[Fetch], deadline: Deadline) -> Result<(Answer, v1::LocateResponse), Error> {
+        let keys = v1::Keys::pack(fetches.iter().map(|f| &f.key));
+        let mut answer = self
+            .caller
+            .call("locate", deadline, |_| {
+                // The lease has to last as long as the call may; the master cuts what is too long.
+                let wanted = deadline.remaining().max(LEASE_MIN);
+                let lease_ttl_ms = (wanted + wanted / 16).as_millis();
+                client_request::Body::Locate(v1::LocateRequest {
+                    keys: Some(keys.clone()),
+                    lease_mode: v1::LeaseMode::Grant as i32,
+                    lease_ttl_ms: u32::try_from(lease_ttl_ms).unwrap_or(u32::MAX),
+                    suspect_nodes: self.suspects.list(),
+                })
+            })
+            .await
+            .map_err(|failure| failure.error)?;
+        match &mut answer.body {
+            client_response::Body::Locate(located) if located.objects.len() == fetches.len() => {
+                let located = std::mem::take(located);
+                Ok((answer, located))
+            }
+            _ => Err(malformed("locate", "not one answer a key")),
+        }
+    }
+
+    /// Gives each fetch its replicas, or its refusal.
+    #[allow(clippy::type_complexity)]
+    fn place(
+        &self,
+        fetches: Vec<Fetch>,
+        (answer, located): (Answer, v1::LocateResponse),
+        held: &mut Held,
+    ) -> (Vec<Fetch>, Vec<(usize, Result<Delivered, Error>)>) {
+        let nodes = Arc::new(nodes::index(located.nodes));
+        let (mut readable, mut refused) = (Vec::with_capacity(fetches.len()), Vec::new());
+        for (mut fetch, object) in fetches.into_iter().zip(located.objects) {
+            if object.code != 0 {
+                refused.push((fetch.position, Err(by_code(object.code, &fetch.key))));
+                continue;
+            }
+            let lease = Duration::from_millis(u64::from(object.lease_ttl_ms));
+            if !lease.is_zero() {
+                held.add(object.object_id);
+            }
+            fetch.located = Some(Located {
+                expected: Expected {
+                    history: answer.leader.history,
+                    object: ObjectId(object.object_id),
+                    key_hash: object::key_hash(&self.caller.tenant, &fetch.key),
+                    length: object.length,
+                },
+                cluster: answer.leader.cluster,
+                replicas: object.replicas,
+                nodes: nodes.clone(),
+                lease_ends: (!lease.is_zero()).then(|| answer.sent.after(holder_share(lease))),
+            });
+            fetch.tried.clear();
+            readable.push(fetch);
+        }
+        (readable, refused)
+    }
+
+    /// Reads from one replica after the other until none is left to try.
+    #[allow(clippy::type_complexity)]
+    async fn read_all(
+        &self,
+        mut fetches: Vec<Fetch>,
+        deadline: Deadline,
+    ) -> (Vec<(usize, Result<Delivered, Error>)>, Vec<Fetch>) {
+        let (mut delivered, mut failed) = (Vec::with_capacity(fetches.len()), Vec::new());
+        let mut reports = Reports::default();
+        let reader = Reader { plane: &self.plane, suspects: &self.suspects, metrics: &self.metrics };
+        while !fetches.is_empty() {
+            let mut ready = Vec::with_capacity(fetches.len());
+            for mut fetch in fetches {
+                if deadline.expired() {
+                    fetch.failure.get_or_insert_with(|| deadline.error("reading"));
+                    failed.push(fetch);
+                } else if fetch.choose(&self.suspects, &self.host_id) {
+                    ready.push(fetch);
+                } else {
+                    fetch.exhausted(&self.suspects);
+                    failed.push(fetch);
+                }
+            }
+            let outcome = reader.read(ready, deadline).await;
+            delivered.extend(outcome.delivered);
+            failed.extend(outcome.broken);
+            fetches = outcome.failed;
+            for fetch in &fetches {
+                let in_lease = fetch.lease_holds(BootInstant::now());
+                self.metrics.get_failovers.add(1);
+                if !in_lease {
+                    self.metrics.reads_past_lease.add(1);
+                }
+                reports.add(fetch, in_lease);
+            }
+        }
+        reports.send(&self.caller);
+        (delivered, failed)
+    }
+
+    fn count(&self, results: &[Result<Delivered, Error>]) {
+        let (mut hits, mut misses, mut failures, mut bytes) = (0, 0, 0, 0);
+        for result in results {
+            match result {
+                Ok(Delivered::Bytes(payload)) => (hits, bytes) = (hits + 1, bytes + payload.len() as u64),
+                Ok(Delivered::Filled(length)) => (hits, bytes) = (hits + 1, bytes + length),
+                Err(error) if error.code() == ErrorCode::ObjectNotFound => misses += 1,
+                Err(_) => failures += 1,
+            }
+        }
+        self.metrics.gets_hit.add(hits);
+        self.metrics.gets_missed.add(misses);
+        self.metrics.gets_failed.add(failures);
+        self.metrics.get_bytes.add(bytes);
+    }
+}

@@ -1,8 +1,12 @@
 //! What a client is started with, and every limit it keeps.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_proto::{Address, Error, ErrorCode};
+
+use crate::plane::EngineFactory;
+use crate::resolver::{Resolve, SystemResolver};
 
 /// Port of a master when an address names none.
 pub const MASTER_PORT_DEFAULT: u16 = 50051;
@@ -24,6 +28,10 @@ pub struct ClientOptions {
     pub deadline: Duration,
     /// How long `connect` looks for a leader.
     pub connect_deadline: Duration,
+    /// Resolves names of masters, anew at each dial.
+    pub resolver: Arc<dyn Resolve>,
+    /// Makes the engine that moves payload.
+    pub engine: EngineFactory,
 }
 
 impl ClientOptions {
@@ -35,6 +43,8 @@ impl ClientOptions {
             host_id: String::new(),
             deadline: DEADLINE_DEFAULT,
             connect_deadline: DEADLINE_DEFAULT,
+            resolver: Arc::new(SystemResolver),
+            engine: EngineFactory::default(),
         }
     }
 

@@ -1,8 +1,27 @@
-//! Put: PutStart, payload to the datanodes, PutEnd or PutRevoke.
+//! Put: what is stored and how; PutStart, payload to the datanodes, PutEnd or PutRevoke.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use bytes::Bytes;
+use futures::future::join_all;
+use rand::RngCore;
+use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
+use tidepool_proto::keys::check_key;
+use tidepool_proto::v1::{self, client_request, client_response};
+use tidepool_proto::{Error, ErrorCode, object};
+
+use crate::backoff::Backoff;
+use crate::call::{Caller, Failure, malformed};
+use crate::deadline::Deadline;
+use crate::grants::OpenGrants;
+use crate::lookup::{KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, complete};
+use crate::metrics::Metrics;
+use crate::nodes;
+use crate::quorum::Leader;
+use crate::suspects::Suspects;
+use crate::writer::{Granted, Settled, Writer};
 
 /// One object to store.
 #[derive(Clone, Debug)]
@@ -10,6 +29,7 @@ pub struct PutItem {
     /// Key, 1 to 4096 bytes.
     pub key: Bytes,
     /// The payload is the concatenation of these parts. They are sent from where they are, never copied.
+    /// `Bytes::from_owner` wraps memory that something else keeps.
     pub value: Vec<Bytes>,
 }
 
@@ -17,6 +37,26 @@ impl PutItem {
     /// An object whose payload is one part.
     pub fn new(key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutItem {
         PutItem { key: key.into(), value: vec![value.into()] }
+    }
+
+    fn length(&self) -> u64 {
+        self.value.iter().map(|part| part.len() as u64).sum()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        check_key(&self.key)?;
+        let key = String::from_utf8_lossy(&self.key[..self.key.len().min(256)]);
+        match self.length() {
+            0 => Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!("key '{key}' has an empty value; objects have at least 1 byte"),
+            )),
+            length if length > object::OBJECT_BYTES_MAX => Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!("key '{key}' has {length} bytes; the limit is {}", object::OBJECT_BYTES_MAX),
+            )),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -33,7 +73,7 @@ pub enum ReplicaMode {
 /// Options of a put.
 #[derive(Clone, Debug)]
 pub struct PutOptions {
-    /// Wanted copies.
+    /// Wanted copies, 1 to 15; 0 is 1.
     pub replica_num: u32,
     /// What to do when fewer can be made.
     pub mode: ReplicaMode,
@@ -56,4 +96,233 @@ pub struct PutOutcome {
     pub already_existed: bool,
     /// Id of the object this put made; 0 when the object existed.
     pub object_id: u64,
+}
+
+/// One item under way. The token makes a repeated PutStart answer as the first did (W8).
+pub(crate) struct Pending {
+    pub(crate) position: usize,
+    pub(crate) item: PutItem,
+    pub(crate) length: u64,
+    pub(crate) token: Bytes,
+    pub(crate) failure: Option<Error>,
+}
+
+impl Pending {
+    fn new(position: usize, item: PutItem) -> Pending {
+        Pending { position, length: item.length(), item, token: new_token(), failure: None }
+    }
+
+    /// Another try from the start: the grant of the first is gone.
+    pub(crate) fn again(mut self, failure: Error) -> Pending {
+        self.token = new_token();
+        self.failure = Some(failure);
+        self
+    }
+}
+
+fn new_token() -> Bytes {
+    let mut token = [0u8; 16];
+    rand::rng().fill_bytes(&mut token);
+    Bytes::copy_from_slice(&token)
+}
+
+/// How many copies, and what if not.
+#[derive(Clone, Copy)]
+pub(crate) struct Copies {
+    pub(crate) wanted: u32,
+    pub(crate) mode: ReplicaMode,
+}
+
+/// The puts of one client.
+pub(crate) struct Putter {
+    pub(crate) caller: Arc<Caller>,
+    pub(crate) writer: Writer,
+    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+type Results = Vec<(usize, Result<PutOutcome, Error>)>;
+
+impl Putter {
+    /// One result per item, in order.
+    pub(crate) async fn put_many(
+        &self,
+        items: Vec<PutItem>,
+        options: &PutOptions,
+        deadline: Deadline,
+    ) -> Vec<Result<PutOutcome, Error>> {
+        let mut results: Vec<Option<Result<PutOutcome, Error>>> = items.iter().map(|_| None).collect();
+        let copies = Copies { wanted: options.replica_num.max(1), mode: options.mode };
+        if copies.wanted as usize > REPLICAS_PER_OBJECT_MAX {
+            let error = Error::new(
+                ErrorCode::InvalidParams,
+                format!("replica_num is {}; the limit is {REPLICAS_PER_OBJECT_MAX}", copies.wanted),
+            );
+            return results.iter().map(|_| Err(error.clone())).collect();
+        }
+        let mut valid = Vec::with_capacity(items.len());
+        for (position, item) in items.into_iter().enumerate() {
+            match item.check() {
+                Ok(()) => valid.push(Pending::new(position, item)),
+                Err(error) => results[position] = Some(Err(error)),
+            }
+        }
+        for wave in waves(valid) {
+            let chunks = chunks(wave);
+            for done in join_all(chunks.into_iter().map(|chunk| self.put_chunk(chunk, copies, deadline))).await {
+                for (position, result) in done {
+                    results[position] = Some(result);
+                }
+            }
+        }
+        let results = complete(results);
+        self.count(&results, copies);
+        results
+    }
+
+    /// Repeats start, write and end until each item is settled or the deadline passes.
+    async fn put_chunk(&self, mut pending: Vec<Pending>, copies: Copies, deadline: Deadline) -> Results {
+        let mut done = Vec::with_capacity(pending.len());
+        let mut backoff = Backoff::new();
+        loop {
+            let round = self.round(pending, copies, deadline).await;
+            done.extend(round.done);
+            pending = round.again;
+            if pending.is_empty() {
+                return done;
+            }
+            let advice = pending.iter().filter_map(|p| p.failure.as_ref()).map(Error::retry_after_ms).max();
+            let pause = backoff.next(advice.unwrap_or(0));
+            if deadline.expired() || !deadline.sleep(pause).await {
+                done.extend(pending.into_iter().map(|p| {
+                    (p.position, Err(p.failure.unwrap_or_else(|| deadline.error("putting"))))
+                }));
+                return done;
+            }
+        }
+    }
+
+    async fn round(&self, pending: Vec<Pending>, copies: Copies, deadline: Deadline) -> Settled {
+        let (leader, start) = match self.start(&pending, copies, deadline).await {
+            Ok(started) => started,
+            Err(failure) => {
+                let fail = |p: Pending| {
+                    // An earlier refusal (no space, in progress) tells more than that time ran out on repeating it.
+                    (p.position, Err(p.failure.unwrap_or_else(|| failure.error.clone())))
+                };
+                return Settled { done: pending.into_iter().map(fail).collect(), again: Vec::new() };
+            }
+        };
+        let nodes = nodes::index(start.nodes);
+        let mut settled = Settled::default();
+        let mut granted = Vec::with_capacity(pending.len());
+        let mut open = OpenGrants::new(self.caller.clone(), leader.session_id);
+        for (mut item, grant) in pending.into_iter().zip(start.grants) {
+            match grant.error {
+                None => {
+                    open.add(&item.item.key, grant.object_id, &grant.replicas);
+                    granted.push(Granted { pending: item, object_id: grant.object_id, replicas: grant.replicas });
+                }
+                Some(error) => match ErrorCode::from_u32(error.code) {
+                    ErrorCode::ObjectAlreadyExists => {
+                        let outcome = PutOutcome { copies: 0, already_existed: true, object_id: 0 };
+                        settled.done.push((item.position, Ok(outcome)));
+                    }
+                    code if code.is_retryable() => {
+                        item.failure = Some(error.into());
+                        settled.again.push(item);
+                    }
+                    _ => settled.done.push((item.position, Err(error.into()))),
+                },
+            }
+        }
+        if !granted.is_empty() {
+            let written = self.writer.write(granted, &leader, &nodes, copies, deadline, &open).await;
+            settled.done.extend(written.done);
+            settled.again.extend(written.again);
+        }
+        settled
+    }
+
+    async fn start(
+        &self,
+        pending: &[Pending],
+        copies: Copies,
+        deadline: Deadline,
+    ) -> Result<(Arc<Leader>, v1::PutStartResponse), Failure> {
+        let items: Vec<v1::PutStartItem> = pending
+            .iter()
+            .map(|p| v1::PutStartItem { key: p.item.key.clone(), length: p.length, token: p.token.clone() })
+            .collect();
+        let replica_mode = match copies.mode {
+            ReplicaMode::BestEffort => v1::ReplicaMode::BestEffort,
+            ReplicaMode::Strict => v1::ReplicaMode::Strict,
+        };
+        let answer = self
+            .caller
+            .call("put_start", deadline, |leader| {
+                client_request::Body::PutStart(v1::PutStartRequest {
+                    session_id: leader.session_id,
+                    items: items.clone(),
+                    replica_num: copies.wanted,
+                    replica_mode: replica_mode as i32,
+                    excluded_nodes: self.suspects.list(),
+                })
+            })
+            .await?;
+        match answer.body {
+            client_response::Body::PutStart(start) if start.grants.len() == items.len() => Ok((answer.leader, start)),
+            _ => Err(Failure { error: malformed("put_start", "not one grant an item"), uncertain: true }),
+        }
+    }
+
+    fn count(&self, results: &[Result<PutOutcome, Error>], copies: Copies) {
+        for result in results {
+            match result {
+                Ok(outcome) if outcome.already_existed => self.metrics.puts_already_existed.add(1),
+                Ok(outcome) => {
+                    self.metrics.puts_stored.add(1);
+                    if outcome.copies < copies.wanted {
+                        self.metrics.puts_degraded.add(1);
+                    }
+                }
+                Err(_) => self.metrics.puts_failed.add(1),
+            }
+        }
+    }
+}
+
+/// Items in waves without a duplicate key: the second put of a key runs after the first, and has its own outcome
+/// (user report 112).
+fn waves(items: Vec<Pending>) -> Vec<Vec<Pending>> {
+    let mut seen: HashMap<Bytes, usize> = HashMap::with_capacity(items.len());
+    let mut waves: Vec<Vec<Pending>> = Vec::new();
+    for item in items {
+        let count = seen.entry(item.item.key.clone()).or_insert(0);
+        let wave = *count;
+        *count += 1;
+        if waves.len() <= wave {
+            waves.push(Vec::new());
+        }
+        waves[wave].push(item);
+    }
+    waves
+}
+
+/// Items in messages of bounded size.
+fn chunks(items: Vec<Pending>) -> Vec<Vec<Pending>> {
+    let (mut chunks, mut chunk, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for item in items {
+        let size = item.item.key.len();
+        if chunk.len() == KEYS_PER_REQUEST_MAX || bytes + size > KEY_BYTES_PER_REQUEST_MAX {
+            chunks.push(std::mem::take(&mut chunk));
+            bytes = 0;
+        }
+        bytes += size;
+        chunk.push(item);
+    }
+    if !chunk.is_empty() {
+        chunks.push(chunk);
+    }
+    chunks
 }

@@ -51,6 +51,8 @@ pub struct ListedObject {
 pub struct ListPage {
     /// Objects.
     pub objects: Vec<ListedObject>,
-    /// True when there is more after the last one.
+    /// True when there is more.
     pub more: bool,
+    /// Where the next page starts: what to pass as `after`.
+    pub next: Bytes,
 }

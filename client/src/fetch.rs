@@ -1,0 +1,153 @@
+//! One key on its way from the pool: where its copies are, which were tried, what went wrong.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use bytes::Bytes;
+use tidepool_proto::clock::BootInstant;
+use tidepool_proto::{ClusterId, Error, ErrorCode, v1};
+
+use crate::landing::{Delivered, Destination, Expected};
+use crate::nodes::Node;
+use crate::suspects::Suspects;
+
+/// One position of a batched get.
+pub(crate) struct Fetch {
+    pub(crate) position: usize,
+    pub(crate) key: Bytes,
+    /// None while it is lent out, and for good when it could not be had back.
+    pub(crate) destination: Option<Destination>,
+    pub(crate) located: Option<Located>,
+    /// Replicas that were tried since the last locate.
+    pub(crate) tried: Vec<u64>,
+    /// The replica to read next.
+    pub(crate) chosen: Option<v1::Replica>,
+    /// The last failure.
+    pub(crate) failure: Option<Error>,
+    /// How long the last failed attempt took.
+    pub(crate) took: Duration,
+}
+
+/// What the directory said.
+pub(crate) struct Located {
+    pub(crate) expected: Expected,
+    pub(crate) cluster: ClusterId,
+    pub(crate) replicas: Vec<v1::Replica>,
+    pub(crate) nodes: Arc<HashMap<u64, Node>>,
+    /// None: there is no lease (R1).
+    pub(crate) lease_ends: Option<BootInstant>,
+}
+
+impl Fetch {
+    pub(crate) fn new(position: usize, key: Bytes, destination: Destination) -> Fetch {
+        Fetch {
+            position,
+            key,
+            destination: Some(destination),
+            located: None,
+            tried: Vec::new(),
+            chosen: None,
+            failure: None,
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Picks the replica to read: not tried, not suspect, memory before disk, this host before others, and otherwise
+    /// spread by object. False when none is left.
+    pub(crate) fn choose(&mut self, suspects: &Suspects, host_id: &str) -> bool {
+        let Some(located) = &self.located else { return false };
+        let spread = located.expected.object.op().log_index().wrapping_add(located.expected.object.op().ordinal() as u64);
+        let count = located.replicas.len().max(1) as u64;
+        let best = located
+            .replicas
+            .iter()
+            .enumerate()
+            .filter(|(_, replica)| !self.tried.contains(&replica.replica_id))
+            .filter_map(|(i, replica)| Some((i, replica, located.nodes.get(&replica.node_id)?)))
+            .filter(|(_, replica, _)| !suspects.contains(replica.node_id))
+            .min_by_key(|(i, replica, node)| {
+                let near = !host_id.is_empty() && node.host_id == host_id;
+                let in_memory = replica.kind() == v1::ReplicaKind::Memory;
+                (!in_memory, !near, (*i as u64).wrapping_add(spread) % count)
+            })
+            .map(|(_, replica, _)| replica.clone());
+        if let Some(replica) = &best {
+            self.tried.push(replica.replica_id);
+        }
+        self.chosen = best;
+        self.chosen.is_some()
+    }
+
+    /// Whether there is another copy to turn to if the chosen one keeps us waiting.
+    pub(crate) fn has_alternative(&self, suspects: &Suspects) -> bool {
+        self.located.as_ref().is_some_and(|located| {
+            located.replicas.iter().any(|r| !self.tried.contains(&r.replica_id) && !suspects.contains(r.node_id))
+        })
+    }
+
+    /// No replica is left: what the caller is told if asking again does not help.
+    pub(crate) fn exhausted(&mut self, suspects: &Suspects) {
+        let suspect: Vec<String> = self
+            .located
+            .iter()
+            .flat_map(|l| &l.replicas)
+            .filter(|r| suspects.contains(r.node_id))
+            .map(|r| r.node_id.to_string())
+            .collect();
+        let unreachable = match &self.failure {
+            None => true,
+            Some(error) => Suspects::is_telling(error, self.took),
+        };
+        if unreachable && !suspect.is_empty() {
+            self.failure = Some(Error::new(
+                ErrorCode::ReplicaUnavailable,
+                format!(
+                    "key '{}' has copies only on datanodes that do not answer this client: {}",
+                    self.shown_key(),
+                    suspect.join(", ")
+                ),
+            ));
+        } else if self.failure.is_none() {
+            self.failure = Some(Error::new(
+                ErrorCode::ReplicaUnavailable,
+                format!("the master names no readable copy of key '{}'", self.shown_key()),
+            ));
+        }
+    }
+
+    /// Whether the lease of the last locate still stands (T2).
+    pub(crate) fn lease_holds(&self, now: BootInstant) -> bool {
+        self.located.as_ref().and_then(|l| l.lease_ends).is_some_and(|ends| now < ends)
+    }
+
+    /// Whether asking the directory again may help. It does not when the caller's memory is too small.
+    pub(crate) fn may_relocate(&self) -> bool {
+        self.destination.is_some()
+            && self.failure.as_ref().is_none_or(|error| {
+                !matches!(
+                    error.code(),
+                    ErrorCode::BufferTooSmall | ErrorCode::InvalidParams | ErrorCode::Internal
+                )
+            })
+    }
+
+    /// What the caller gets when nothing helped.
+    pub(crate) fn into_failure(self) -> (usize, Result<Delivered, Error>) {
+        let key = self.shown_key();
+        let past_lease = self.located.as_ref().and_then(|l| l.lease_ends).is_some_and(|ends| BootInstant::now() >= ends);
+        let error = match self.failure {
+            Some(error) if error.code() == ErrorCode::ChecksumMismatch && past_lease => Error::new(
+                ErrorCode::LeaseExpired,
+                format!("reading key '{key}' outlived its lease and the bytes did not verify; they were discarded"),
+            ),
+            Some(error) => error,
+            None => Error::new(ErrorCode::ReplicaUnavailable, format!("no copy of key '{key}' could be read")),
+        };
+        (self.position, Err(error))
+    }
+
+    pub(crate) fn shown_key(&self) -> String {
+        String::from_utf8_lossy(&self.key[..self.key.len().min(256)]).into_owned()
+    }
+}

@@ -1,0 +1,122 @@
+//! One task per master: keeps a stream to it and asks it whether it leads, whenever nobody is known to.
+//!
+//! All members are dialled and asked at once, so the first that leads wins and an address that swallows packets
+//! delays nobody. Streams to standbys stay open: after a failover the new leader is one round trip away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidepool_proto::v1::{client_request, client_response};
+use tidepool_proto::{Address, Error, ErrorCode, v1};
+
+use crate::link::Link;
+use crate::quorum::{Quorum, SEARCH_INTERVAL, WithHistory};
+
+/// A dial that takes longer is dropped and begun again: a lost SYN would be repeated by the kernel only after 1 s.
+const DIAL_MAX: Duration = Duration::from_millis(500);
+/// A member that does not answer a hello for this long is dialled anew.
+const HELLO_MAX: Duration = Duration::from_millis(1000);
+/// Longest pause between dials while another member leads.
+const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+pub(crate) async fn attend(quorum: Arc<Quorum>, address: Address) {
+    let mut leader = quorum.watch_leader();
+    let mut pause = SEARCH_INTERVAL;
+    loop {
+        quorum.settings.metrics.dials.add(1);
+        let dial = Link::dial(address.clone(), quorum.settings.resolver.clone());
+        let failure = match tokio::time::timeout(DIAL_MAX, dial).await {
+            Ok(Ok(link)) => {
+                pause = SEARCH_INTERVAL;
+                let reason = converse(&quorum, &link).await;
+                link.close(reason);
+                quorum.link_ended(&link);
+                format!("the stream to master {address} ended: {reason}")
+            }
+            Ok(Err(error)) => error.message().to_owned(),
+            Err(_) => format!("master {address} did not take a connection within {} ms", DIAL_MAX.as_millis()),
+        };
+        tracing::debug!(master = %address, failure, "no stream");
+        quorum.note_failure(&address, Some(failure));
+        // With a leader, dial less and less often; once it is lost, at once and often.
+        if leader.borrow_and_update().is_none() {
+            tokio::time::sleep(SEARCH_INTERVAL).await;
+        } else {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(DIAL_PAUSE_MAX),
+                _ = leader.wait_for(Option::is_none) => pause = SEARCH_INTERVAL,
+            }
+        }
+    }
+}
+
+/// Keeps one stream; returns why it is over.
+async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>) -> &'static str {
+    const ENDED: &str = "it was closed";
+    let mut leader = quorum.watch_leader();
+    let mut stalls = quorum.watch_stalls();
+    let mut with_history = WithHistory::Known;
+    let mut ask = true;
+    loop {
+        let leads = {
+            let present = leader.borrow_and_update();
+            ask |= present.is_none();
+            present.as_ref().is_some_and(|l| Arc::ptr_eq(&l.link, link))
+        };
+        if !ask || leads {
+            ask = tokio::select! {
+                () = link.closed() => return ENDED,
+                _ = leader.changed() => false,
+                _ = stalls.changed() => true,
+            };
+            continue;
+        }
+        ask = false;
+        let answer = tokio::select! {
+            () = link.closed() => return ENDED,
+            answer = tokio::time::timeout(HELLO_MAX, hello(quorum, link, with_history)) => answer,
+        };
+        let outcome = match answer {
+            Ok(Ok((term, hello))) => quorum.offer(link, term, hello),
+            Ok(Err(error)) => Err(error),
+            Err(_) => return "it did not answer a hello in time",
+        };
+        if let Err(error) = outcome {
+            quorum.follow(error.leader());
+            if error.code() == ErrorCode::WrongCluster {
+                // Another history of the same cluster (a restore) is taken when nobody of the known one leads.
+                with_history = WithHistory::Any;
+            }
+            quorum.note_failure(link.address(), Some(format!("{}: {}", link.address(), error.message())));
+            tokio::select! {
+                () = link.closed() => return ENDED,
+                () = tokio::time::sleep(SEARCH_INTERVAL) => {}
+            }
+        } else {
+            quorum.note_failure(link.address(), None);
+            with_history = WithHistory::Known;
+        }
+    }
+}
+
+async fn hello(
+    quorum: &Arc<Quorum>,
+    link: &Arc<Link>,
+    with_history: WithHistory,
+) -> Result<(u64, v1::HelloResponse), Error> {
+    let request = v1::ClientRequest {
+        id: quorum.next_id(),
+        remaining_ms: HELLO_MAX.as_millis() as u32,
+        tenant: quorum.settings.tenant.clone(),
+        body: Some(client_request::Body::Hello(quorum.hello(with_history))),
+    };
+    let answer = link.send(request)?.answer().await?;
+    match (answer.error, answer.body) {
+        (Some(error), _) => Err(error.into()),
+        (None, Some(client_response::Body::Hello(hello))) => Ok((answer.term, hello)),
+        (None, _) => Err(Error::new(
+            ErrorCode::Internal,
+            format!("master {} answered a hello with something else", link.address()),
+        )),
+    }
+}

@@ -1,0 +1,304 @@
+//! The client's view of the master quorum: which members there are and which of them leads.
+//!
+//! One task per member (`member.rs`) keeps a stream open to it and offers what it hears; this is where the offers are
+//! judged. A leader is believed when it belongs to the known cluster and its term is not below the highest seen in
+//! this history; the one of the highest term wins.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tidepool_proto::{Address, ClusterId, Error, ErrorCode, History, PROTOCOL_VERSION, v1};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::deadline::Deadline;
+use crate::link::Link;
+use crate::member;
+use crate::metrics::Metrics;
+use crate::options::MASTER_PORT_DEFAULT;
+use crate::resolver::Resolve;
+
+/// Members kept; further hints and learned addresses are ignored.
+const MEMBERS_MAX: usize = 32;
+
+/// The master that leads, and this client's session with it.
+pub(crate) struct Leader {
+    pub(crate) link: Arc<Link>,
+    pub(crate) session_id: u64,
+    pub(crate) term: u64,
+    pub(crate) cluster: ClusterId,
+    pub(crate) history: History,
+}
+
+/// What is fixed for the life of the client.
+pub(crate) struct QuorumSettings {
+    pub(crate) client_uuid: [u8; 16],
+    pub(crate) host_id: String,
+    pub(crate) tenant: String,
+    pub(crate) resolver: Arc<dyn Resolve>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Members and leader.
+pub(crate) struct Quorum {
+    pub(crate) settings: QuorumSettings,
+    leader: watch::Sender<Option<Arc<Leader>>>,
+    /// Grows when a caller waits suspiciously long for the leader: then the other members are asked.
+    stalls: watch::Sender<u64>,
+    ids: AtomicU64,
+    view: Mutex<View>,
+}
+
+#[derive(Default)]
+struct View {
+    cluster_uuid: Bytes,
+    history: u64,
+    /// Highest term of an answer in this history.
+    term_max: u64,
+    members: Vec<Member>,
+    stopped: bool,
+}
+
+struct Member {
+    address: Address,
+    task: AbortHandle,
+    failure: Option<String>,
+}
+
+impl Quorum {
+    pub(crate) fn start(settings: QuorumSettings, masters: &[Address]) -> Arc<Quorum> {
+        let quorum = Arc::new(Quorum {
+            settings,
+            leader: watch::Sender::new(None),
+            stalls: watch::Sender::new(0),
+            ids: AtomicU64::new(1),
+            view: Mutex::default(),
+        });
+        for address in masters {
+            quorum.learn(address.clone());
+        }
+        quorum
+    }
+
+    /// Ends all tasks and streams.
+    pub(crate) fn stop(&self) {
+        let mut view = self.view.lock();
+        view.stopped = true;
+        for member in view.members.drain(..) {
+            member.task.abort();
+        }
+        drop(view);
+        self.leader.send_replace(None);
+    }
+
+    /// A request id, unique in this process's streams.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The leader, waiting for one until the deadline.
+    pub(crate) async fn leader(&self, deadline: Deadline) -> Result<Arc<Leader>, Error> {
+        if let Some(leader) = self.leader.borrow().as_ref() {
+            return Ok(leader.clone());
+        }
+        let mut receiver = self.leader.subscribe();
+        match deadline.bound(receiver.wait_for(Option::is_some)).await {
+            Some(Ok(leader)) => Ok(leader.clone().expect("waited for Some")),
+            Some(Err(_)) => Err(Error::new(ErrorCode::Unavailable, "the client is shutting down")),
+            None => Err(Error::new(
+                ErrorCode::DeadlineExceeded,
+                format!("no master of {} leads: {}", self.members_text(), self.failures_text()),
+            )),
+        }
+    }
+
+    /// The leader now, if one is known.
+    pub(crate) fn leader_now(&self) -> Option<Arc<Leader>> {
+        self.leader.borrow().clone()
+    }
+
+    pub(crate) fn watch_leader(&self) -> watch::Receiver<Option<Arc<Leader>>> {
+        self.leader.subscribe()
+    }
+
+    pub(crate) fn watch_stalls(&self) -> watch::Receiver<u64> {
+        self.stalls.subscribe()
+    }
+
+    /// Asks the other members whether they lead, without giving up the present leader.
+    pub(crate) fn stalled(&self) {
+        self.stalls.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Adds a member and starts dialling it.
+    pub(crate) fn learn(self: &Arc<Self>, address: Address) {
+        let mut view = self.view.lock();
+        if view.stopped || view.members.len() >= MEMBERS_MAX || view.members.iter().any(|m| m.address == address) {
+            return;
+        }
+        let task = tokio::spawn(member::attend(self.clone(), address.clone())).abort_handle();
+        view.members.push(Member { address, task, failure: None });
+    }
+
+    /// Every known member.
+    pub(crate) fn members(&self) -> Vec<Address> {
+        self.view.lock().members.iter().map(|m| m.address.clone()).collect()
+    }
+
+    /// Records why a member is not usable, for the message of a call that finds none.
+    pub(crate) fn note_failure(&self, address: &Address, failure: Option<String>) {
+        let mut view = self.view.lock();
+        if let Some(member) = view.members.iter_mut().find(|m| &m.address == address) {
+            member.failure = failure;
+        }
+    }
+
+    /// The hello of this client. `history` is left out when a member of another history is asked to take it.
+    pub(crate) fn hello(&self, with_history: WithHistory) -> v1::HelloRequest {
+        let view = self.view.lock();
+        v1::HelloRequest {
+            identity: Some(v1::Identity {
+                cluster_uuid: view.cluster_uuid.clone(),
+                history: if with_history == WithHistory::Known { view.history } else { 0 },
+                node_id: 0,
+                protocol_version: PROTOCOL_VERSION,
+                build: env!("CARGO_PKG_VERSION").to_owned(),
+            }),
+            client_uuid: Bytes::copy_from_slice(&self.settings.client_uuid),
+            host_id: self.settings.host_id.clone(),
+        }
+    }
+
+    /// Judges an answered hello. Ok: this member leads now (or did already).
+    pub(crate) fn offer(self: &Arc<Self>, link: &Arc<Link>, term: u64, hello: v1::HelloResponse) -> Result<(), Error> {
+        let identity = hello.identity.unwrap_or_default();
+        let wrong = |what: String| {
+            Error::new(ErrorCode::WrongCluster, format!("master {} is refused: {what}", link.address()))
+        };
+        if identity.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
+            return Err(wrong(format!(
+                "it speaks protocol {}, this client {PROTOCOL_VERSION}; releases may differ by one",
+                identity.protocol_version
+            )));
+        }
+        let cluster = <[u8; 16]>::try_from(&identity.cluster_uuid[..])
+            .map_err(|_| wrong(format!("its cluster id has {} bytes, not 16", identity.cluster_uuid.len())))?;
+        let leader = Arc::new(Leader {
+            cluster: ClusterId(cluster),
+            link: link.clone(),
+            session_id: hello.session_id,
+            term,
+            history: History(identity.history),
+        });
+        {
+            let mut view = self.view.lock();
+            if !view.cluster_uuid.is_empty() && view.cluster_uuid != identity.cluster_uuid {
+                return Err(wrong("it belongs to another cluster".to_owned()));
+            }
+            let present = self.leader.borrow().clone();
+            if view.history != 0 && view.history != identity.history {
+                if present.is_some() {
+                    return Err(wrong(format!("it is of history {:x}, the leader is not", identity.history)));
+                }
+                tracing::warn!(master = %link.address(), history = identity.history, "the cluster has a new history");
+                view.term_max = 0;
+            }
+            if term < view.term_max || present.as_ref().is_some_and(|p| p.term >= term && !Arc::ptr_eq(&p.link, link)) {
+                self.settings.metrics.stale_answers_refused.add(1);
+                return Err(stale(link.address(), term, view.term_max));
+            }
+            view.cluster_uuid = identity.cluster_uuid;
+            view.history = identity.history;
+            view.term_max = term;
+            // Under the lock of the view, so that two offers cannot pass each other.
+            self.leader.send_replace(Some(leader));
+            if let Some(present) = present.filter(|p| !Arc::ptr_eq(&p.link, link)) {
+                present.link.fail_pending();
+            }
+        }
+        self.settings.metrics.leaders_found.add(1);
+        tracing::info!(master = %link.address(), term, session = hello.session_id, "found the leader");
+        for member in hello.members {
+            self.learn_text(&member.address);
+        }
+        Ok(())
+    }
+
+    /// This leader turned out not to lead, or its session is gone.
+    pub(crate) fn retract(&self, leader: &Arc<Leader>) {
+        self.leader.send_if_modified(|present| {
+            let same = present.as_ref().is_some_and(|p| Arc::ptr_eq(p, leader));
+            if same {
+                *present = None;
+            }
+            same
+        });
+    }
+
+    /// This stream ended.
+    pub(crate) fn link_ended(&self, link: &Arc<Link>) {
+        self.settings.metrics.streams_lost.add(1);
+        self.leader.send_if_modified(|present| {
+            let same = present.as_ref().is_some_and(|p| Arc::ptr_eq(&p.link, link));
+            if same {
+                *present = None;
+            }
+            same
+        });
+    }
+
+    /// Follows a hint to an unknown member.
+    pub(crate) fn follow(self: &Arc<Self>, hint: Option<&v1::LeaderHint>) {
+        if let Some(hint) = hint {
+            self.learn_text(&hint.address);
+        }
+    }
+
+    /// Refuses what a master said that has been superseded; remembers higher terms.
+    pub(crate) fn check_term(&self, leader: &Leader, term: u64) -> Result<(), Error> {
+        let mut view = self.view.lock();
+        if view.history != leader.history.0 || term < view.term_max {
+            self.settings.metrics.stale_answers_refused.add(1);
+            return Err(stale(leader.link.address(), term, view.term_max));
+        }
+        view.term_max = term;
+        Ok(())
+    }
+
+    fn learn_text(self: &Arc<Self>, text: &str) {
+        match Address::parse(text, MASTER_PORT_DEFAULT) {
+            Ok(address) => self.learn(address),
+            Err(error) => tracing::warn!(%error, "a master named a member by an address that does not parse"),
+        }
+    }
+
+    fn members_text(&self) -> String {
+        self.members().iter().map(Address::to_string).collect::<Vec<_>>().join(", ")
+    }
+
+    fn failures_text(&self) -> String {
+        let view = self.view.lock();
+        let failures: Vec<&str> = view.members.iter().filter_map(|m| m.failure.as_deref()).collect();
+        if failures.is_empty() { "none has answered yet".to_owned() } else { failures.join("; ") }
+    }
+}
+
+/// Whether a hello insists on the history this client has seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WithHistory {
+    Known,
+    Any,
+}
+
+fn stale(address: &Address, term: u64, term_max: u64) -> Error {
+    Error::new(
+        ErrorCode::NotLeader,
+        format!("master {address} answered in term {term}; a leader of term {term_max} is known"),
+    )
+}
+
+/// Pause between two tries while no leader is known.
+pub(crate) const SEARCH_INTERVAL: Duration = Duration::from_millis(15);

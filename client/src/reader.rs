@@ -1,0 +1,189 @@
+//! Reads a round of chosen replicas: batched per node, nodes in parallel, verified while the rest still arrives.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use futures::future::join_all;
+use tidepool_proto::{Address, Error, ErrorCode};
+use tidepool_transport::{Engine, ReadAccess, ReadItem};
+
+use crate::deadline::Deadline;
+use crate::fetch::Fetch;
+use crate::landing::{Delivered, Destination, Landing};
+use crate::metrics::Metrics;
+use crate::plane::{Plane, patience};
+use crate::suspects::Suspects;
+
+/// Payload bytes read as one batch; the next is on the wire while this one is verified.
+const BATCH_BYTES: u64 = 8 << 20;
+/// From this much payload on verification leaves the async threads.
+const VERIFY_INLINE_BYTES: u64 = 1 << 20;
+
+pub(crate) struct Reader<'a> {
+    pub(crate) plane: &'a Plane,
+    pub(crate) suspects: &'a Arc<Suspects>,
+    pub(crate) metrics: &'a Metrics,
+}
+
+#[derive(Default)]
+pub(crate) struct RoundOutcome {
+    pub(crate) delivered: Vec<(usize, Result<Delivered, Error>)>,
+    /// Failed, and another replica may do.
+    pub(crate) failed: Vec<Fetch>,
+    /// Failed for a reason that no replica changes.
+    pub(crate) broken: Vec<Fetch>,
+}
+
+/// Fetches of one node, in one call of the engine.
+struct Batch {
+    node: u64,
+    address: Address,
+    engine: Arc<dyn Engine>,
+    bytes: u64,
+    alternatives: bool,
+    fetches: Vec<Fetch>,
+}
+
+impl Reader<'_> {
+    /// Reads the chosen replica of each.
+    pub(crate) async fn read(&self, fetches: Vec<Fetch>, deadline: Deadline) -> RoundOutcome {
+        let mut outcome = RoundOutcome::default();
+        let batches = self.batches(fetches, &mut outcome);
+        for part in join_all(batches.into_iter().map(|batch| self.read_batch(batch, deadline))).await {
+            outcome.delivered.extend(part.delivered);
+            outcome.failed.extend(part.failed);
+            outcome.broken.extend(part.broken);
+        }
+        outcome
+    }
+
+    fn batches(&self, fetches: Vec<Fetch>, outcome: &mut RoundOutcome) -> Vec<Batch> {
+        let mut open: HashMap<(u64, bool), Batch> = HashMap::new();
+        let mut full = Vec::new();
+        for mut fetch in fetches {
+            let (Some(located), Some(replica)) = (&fetch.located, &fetch.chosen) else {
+                fetch.failure = Some(Error::new(ErrorCode::Internal, "a read without a replica"));
+                outcome.broken.push(fetch);
+                continue;
+            };
+            let Some(node) = located.nodes.get(&replica.node_id) else {
+                fetch.failure = Some(Error::new(ErrorCode::Internal, "a replica on a node without address"));
+                outcome.broken.push(fetch);
+                continue;
+            };
+            let alternatives = fetch.has_alternative(self.suspects);
+            let batch = open.entry((replica.node_id, alternatives)).or_insert_with(|| Batch {
+                node: replica.node_id,
+                address: node.address.clone(),
+                engine: self.plane.engine(located.cluster, located.expected.history),
+                bytes: 0,
+                alternatives,
+                fetches: Vec::new(),
+            });
+            batch.bytes += located.expected.length;
+            let key = (batch.node, alternatives);
+            batch.fetches.push(fetch);
+            if batch.bytes >= BATCH_BYTES {
+                full.extend(open.remove(&key));
+            }
+        }
+        full.extend(open.into_values());
+        full
+    }
+
+    async fn read_batch(&self, batch: Batch, deadline: Deadline) -> RoundOutcome {
+        let mut outcome = RoundOutcome::default();
+        let (mut landings, mut items, mut fetches) = (Vec::new(), Vec::new(), Vec::new());
+        for mut fetch in batch.fetches {
+            let (Some(located), Some(replica), Some(destination)) =
+                (&fetch.located, fetch.chosen.clone(), fetch.destination.take())
+            else {
+                fetch.failure = Some(Error::new(ErrorCode::Internal, "a read without memory"));
+                outcome.broken.push(fetch);
+                continue;
+            };
+            let expected = located.expected.clone();
+            let (object_id, length) = (expected.object.0, tidepool_proto::object::stored_bytes(expected.length));
+            match Landing::prepare(destination, expected) {
+                Ok((landing, into)) => {
+                    items.push(ReadItem { access: ReadAccess { object_id, replica, offset: 0, length }, into });
+                    landings.push(landing);
+                    fetches.push(fetch);
+                }
+                Err((destination, error)) => {
+                    fetch.destination = Some(destination);
+                    fetch.failure = Some(error);
+                    outcome.broken.push(fetch);
+                }
+            }
+        }
+        if items.is_empty() {
+            return outcome;
+        }
+        let until = if batch.alternatives { patience(deadline, batch.bytes) } else { deadline };
+        let started = Instant::now();
+        let results = batch.engine.read(&batch.address, items, until.instant().into_std()).await;
+        let took = started.elapsed();
+        let results = results.into_iter().chain(std::iter::repeat_with(|| {
+            Err(Error::new(ErrorCode::Internal, "the transfer engine lost the result of this item"))
+        }));
+        let arrived: Vec<(Landing, Result<(), Error>)> = landings.into_iter().zip(results).collect();
+        self.judge_node(&batch.node, &batch.address, &arrived, took);
+        let verified = verify(arrived, batch.bytes).await;
+        for (mut fetch, result) in fetches.into_iter().zip(verified) {
+            match result {
+                Ok(delivered) => outcome.delivered.push((fetch.position, Ok(delivered))),
+                Err((destination, error)) => {
+                    tracing::debug!(node = batch.node, key = %fetch.shown_key(), %error, "read failed");
+                    fetch.destination = destination;
+                    fetch.took = took;
+                    fetch.failure = Some(error);
+                    if fetch.destination.is_some() { outcome.failed.push(fetch) } else { outcome.broken.push(fetch) }
+                }
+            }
+        }
+        outcome
+    }
+
+    /// One answered item clears the node; without any, one telling failure makes it suspect.
+    fn judge_node(&self, node: &u64, address: &Address, arrived: &[(Landing, Result<(), Error>)], took: Duration) {
+        let mut telling = None;
+        for (_, result) in arrived {
+            match result {
+                Ok(()) => {
+                    self.suspects.clear(*node);
+                    return;
+                }
+                Err(error) if Suspects::is_telling(error, took) => telling = telling.or(Some(error)),
+                Err(_) => {}
+            }
+        }
+        if let Some(error) = telling {
+            self.metrics.reads_unreachable.add(1);
+            self.suspects.suspect(*node, address, error);
+        }
+    }
+}
+
+type Verified = Result<Delivered, (Option<Destination>, Error)>;
+
+/// Verifies what arrived; large batches on the blocking pool, so that they hold up no other call.
+async fn verify(arrived: Vec<(Landing, Result<(), Error>)>, bytes: u64) -> Vec<Verified> {
+    let check = |(landing, result): (Landing, Result<(), Error>)| match result {
+        Ok(()) => landing.verify(),
+        Err(error) => match landing.abandon() {
+            Ok(destination) => Err((Some(destination), error)),
+            Err(kept) => Err((None, kept)),
+        },
+    };
+    if bytes < VERIFY_INLINE_BYTES {
+        return arrived.into_iter().map(check).collect();
+    }
+    let count = arrived.len();
+    let work = tokio::task::spawn_blocking(move || arrived.into_iter().map(check).collect::<Vec<_>>());
+    work.await.unwrap_or_else(|panic| {
+        let lost = |_| Err((None, Error::new(ErrorCode::Internal, format!("verification failed: {panic}"))));
+        (0..count).map(lost).collect()
+    })
+}

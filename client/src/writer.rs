@@ -1,0 +1,373 @@
+//! From grants to committed objects: payload to every granted replica, then PutEnd or PutRevoke.
+//!
+//! Large batches are cut by bytes: while one part is on the wire, the next is being checksummed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use bytes::Bytes;
+use futures::future::join_all;
+use tidepool_proto::v1::{self, ReplicaOutcome, client_request, client_response};
+use tidepool_proto::{Error, ErrorCode, History, ObjectId, object};
+use tidepool_transport::{LocalRef, WriteAccess, WriteError, WriteItem, WriteOutcome, WriteReply};
+
+use crate::call::{Caller, malformed};
+use crate::deadline::Deadline;
+use crate::grants::OpenGrants;
+use crate::metrics::Metrics;
+use crate::nodes::Node;
+use crate::plane::{Plane, patience};
+use crate::put::{Copies, Pending, PutOutcome, ReplicaMode};
+use crate::quorum::Leader;
+use crate::suspects::Suspects;
+
+/// Payload bytes written and ended as one batch.
+const BATCH_BYTES: u64 = 8 << 20;
+/// From this much payload on checksums are computed off the async threads.
+const CHECKSUM_INLINE_BYTES: u64 = 1 << 20;
+/// Time kept for PutEnd when a replica would use up the deadline.
+const END_RESERVE_MAX: Duration = Duration::from_millis(100);
+
+/// An item and where it may be written.
+pub(crate) struct Granted {
+    pub(crate) pending: Pending,
+    pub(crate) object_id: u64,
+    pub(crate) replicas: Vec<v1::Replica>,
+}
+
+/// What became of a round: results, and what is tried again.
+#[derive(Default)]
+pub(crate) struct Settled {
+    pub(crate) done: Vec<(usize, Result<PutOutcome, Error>)>,
+    pub(crate) again: Vec<Pending>,
+}
+
+/// An item whose datanodes have answered, or have not.
+struct Written {
+    pending: Pending,
+    object_id: u64,
+    statuses: Vec<v1::ReplicaStatus>,
+    /// Why a replica was not stored; the last reason.
+    failure: Option<Error>,
+}
+
+impl Written {
+    fn stored(&self) -> usize {
+        self.statuses.iter().filter(|s| s.outcome() == ReplicaOutcome::Stored).count()
+    }
+
+    fn enough(&self, copies: Copies) -> bool {
+        match copies.mode {
+            ReplicaMode::BestEffort => self.stored() > 0,
+            ReplicaMode::Strict => self.stored() >= copies.wanted as usize,
+        }
+    }
+
+    fn to_end(&self) -> v1::PutEndItem {
+        v1::PutEndItem {
+            key: self.pending.item.key.clone(),
+            object_id: self.object_id,
+            replicas: self.statuses.clone(),
+        }
+    }
+}
+
+/// Writes of one client.
+pub(crate) struct Writer {
+    pub(crate) caller: Arc<Caller>,
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) suspects: Arc<Suspects>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Writer {
+    /// Settles each grant.
+    pub(crate) async fn write(
+        &self,
+        granted: Vec<Granted>,
+        leader: &Leader,
+        nodes: &HashMap<u64, Node>,
+        copies: Copies,
+        deadline: Deadline,
+        open: &OpenGrants,
+    ) -> Settled {
+        let (mut batches, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for item in granted {
+            bytes += item.pending.length;
+            batch.push(item);
+            if bytes >= BATCH_BYTES {
+                batches.push((std::mem::take(&mut batch), std::mem::take(&mut bytes)));
+            }
+        }
+        if !batch.is_empty() {
+            batches.push((batch, bytes));
+        }
+        let mut settled = Settled::default();
+        let parts = batches.into_iter().map(|(batch, bytes)| async move {
+            let written = self.write_batch(batch, bytes, leader, nodes, deadline, open).await;
+            self.settle(written, copies, deadline, open).await
+        });
+        for part in join_all(parts).await {
+            settled.done.extend(part.done);
+            settled.again.extend(part.again);
+        }
+        settled
+    }
+
+    /// Sends a batch to all its replicas at once.
+    async fn write_batch(
+        &self,
+        batch: Vec<Granted>,
+        bytes: u64,
+        leader: &Leader,
+        nodes: &HashMap<u64, Node>,
+        deadline: Deadline,
+        open: &OpenGrants,
+    ) -> Vec<Written> {
+        let prefixes = prefixes(&batch, bytes, leader.history, self.caller.tenant.clone()).await;
+        let mut written = Vec::with_capacity(batch.len());
+        // Node -> items, and for each item which status it fills.
+        let mut by_node: HashMap<u64, (Vec<WriteItem>, Vec<(usize, usize)>, u64)> = HashMap::new();
+        for (i, (granted, prefix)) in batch.into_iter().zip(prefixes).enumerate() {
+            let mut item = Written {
+                pending: granted.pending,
+                object_id: granted.object_id,
+                statuses: Vec::with_capacity(granted.replicas.len()),
+                failure: None,
+            };
+            for (slot, replica) in granted.replicas.into_iter().enumerate() {
+                item.statuses.push(status(&replica, ReplicaOutcome::Unknown, &[]));
+                match &prefix {
+                    Ok(prefix) if nodes.contains_key(&replica.node_id) => {
+                        let (items, slots, total) = by_node.entry(replica.node_id).or_default();
+                        let length = object::stored_bytes(item.pending.length);
+                        let mut from = vec![LocalRef::from(prefix.clone())];
+                        let parts = item.pending.item.value.iter().filter(|part| !part.is_empty());
+                        from.extend(parts.map(|part| LocalRef::from(part.clone())));
+                        let access = WriteAccess { object_id: item.object_id, replica, length };
+                        items.push(WriteItem { access, from });
+                        slots.push((i, slot));
+                        *total += length;
+                    }
+                    Ok(_) => {
+                        let what = format!("the master granted space on node {} and did not say where it is", replica.node_id);
+                        item.failure = Some(Error::new(ErrorCode::Internal, what));
+                    }
+                    Err(error) => item.failure = Some(error.clone()),
+                }
+            }
+            written.push(item);
+        }
+        let engine = self.plane.engine(leader.cluster, leader.history);
+        let writes = by_node.into_iter().filter_map(|(node, (items, slots, bytes))| {
+            let address = nodes.get(&node)?.address.clone();
+            let until = write_deadline(deadline, bytes);
+            let engine = engine.clone();
+            Some(async move {
+                let started = Instant::now();
+                let replies = engine.write(&address, items, until.instant().into_std()).await;
+                (node, address, slots, replies, started.elapsed())
+            })
+        });
+        for (node, address, slots, replies, took) in join_all(writes).await {
+            self.judge_node(node, &address, &replies, took);
+            let replies = replies.into_iter().chain(std::iter::repeat_with(|| {
+                let what = "the transfer engine lost the result of this item";
+                Err(WriteError::unclean(Error::new(ErrorCode::Internal, what)))
+            }));
+            for ((i, slot), reply) in slots.into_iter().zip(replies) {
+                let item = &mut written[i];
+                let (outcome, proof, failure) = read_reply(reply);
+                item.statuses[slot].outcome = outcome as i32;
+                item.statuses[slot].proof = Bytes::copy_from_slice(proof.as_ref().map_or(&[], |p| &p[..]));
+                item.failure = failure.or(item.failure.take());
+            }
+        }
+        for item in &written {
+            open.learned(item.object_id, &item.statuses);
+        }
+        written
+    }
+
+    fn judge_node(
+        &self,
+        node: u64,
+        address: &tidepool_proto::Address,
+        replies: &[Result<WriteReply, WriteError>],
+        took: Duration,
+    ) {
+        if replies.iter().any(|reply| match reply {
+            Ok(_) => true,
+            Err(error) => error.is_clean(),
+        }) {
+            self.suspects.clear(node);
+            return;
+        }
+        let telling = replies.iter().filter_map(|r| r.as_ref().err()).find(|e| Suspects::is_telling(&e.error, took));
+        if let Some(failure) = telling {
+            self.suspects.suspect(node, address, &failure.error);
+        }
+    }
+
+    /// Ends what has enough copies and revokes the rest, in one message each.
+    async fn settle(&self, written: Vec<Written>, copies: Copies, deadline: Deadline, open: &OpenGrants) -> Settled {
+        let (good, bad): (Vec<Written>, Vec<Written>) = written.into_iter().partition(|item| item.enough(copies));
+        let (mut ended, revoked) = futures::join!(
+            self.end(good, deadline, open),
+            self.revoke(bad, copies, deadline, open)
+        );
+        ended.done.extend(revoked.done);
+        ended.again.extend(revoked.again);
+        ended
+    }
+
+    async fn end(&self, items: Vec<Written>, deadline: Deadline, open: &OpenGrants) -> Settled {
+        let mut settled = Settled::default();
+        if items.is_empty() {
+            return settled;
+        }
+        let body = v1::PutEndRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
+        let answer = self.caller.call("put_end", deadline, |_| client_request::Body::PutEnd(body.clone())).await;
+        let (results, uncertain) = match answer {
+            Ok(answer) => match answer.body {
+                client_response::Body::PutEnd(end) if end.results.len() == items.len() => (end.results, answer.uncertain),
+                _ => {
+                    let error = malformed("put_end", "not one result an item");
+                    settled.done.extend(items.into_iter().map(|item| (item.pending.position, Err(error.clone()))));
+                    return settled;
+                }
+            },
+            Err(failure) => {
+                let error = if failure.uncertain { unknown_outcome(&failure.error) } else { failure.error };
+                settled.done.extend(items.into_iter().map(|item| (item.pending.position, Err(error.clone()))));
+                return settled;
+            }
+        };
+        open.settled(items.iter().map(|item| item.object_id));
+        for (item, result) in items.into_iter().zip(results) {
+            let position = item.pending.position;
+            let stored = |copies: u32| PutOutcome { copies, already_existed: false, object_id: item.object_id };
+            match result.error {
+                None => {
+                    self.metrics.put_bytes.add(item.pending.length);
+                    settled.done.push((position, Ok(stored(result.copies))));
+                }
+                Some(error) => match ErrorCode::from_u32(error.code) {
+                    // The first attempt did it; its answer was lost.
+                    ErrorCode::AlreadyEnded if uncertain => {
+                        self.metrics.put_bytes.add(item.pending.length);
+                        settled.done.push((position, Ok(stored(item.stored() as u32))));
+                    }
+                    // Ended by the first attempt and removed since, or never ended: this side cannot tell.
+                    ErrorCode::GrantLost if uncertain => {
+                        settled.done.push((position, Err(unknown_outcome(&error.into()))));
+                    }
+                    ErrorCode::GrantLost => settled.again.push(item.pending.again(error.into())),
+                    _ => settled.done.push((position, Err(error.into()))),
+                },
+            }
+        }
+        settled
+    }
+
+    async fn revoke(&self, items: Vec<Written>, copies: Copies, deadline: Deadline, open: &OpenGrants) -> Settled {
+        let mut settled = Settled::default();
+        if items.is_empty() {
+            return settled;
+        }
+        let body = v1::PutRevokeRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
+        let answer = self.caller.call("put_revoke", deadline, |_| client_request::Body::PutRevoke(body.clone())).await;
+        match answer {
+            // A refused revoke means that the grant is gone already.
+            Ok(_) => open.settled(items.iter().map(|item| item.object_id)),
+            // Left to the background.
+            Err(failure) => tracing::debug!(error = %failure.error, "grants were not revoked yet"),
+        }
+        for item in items {
+            let (stored, position) = (item.stored(), item.pending.position);
+            let cause = item.failure.unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, "no replica was written"));
+            let error = if stored > 0 {
+                let wanted = copies.wanted;
+                let what = format!("{stored} of {wanted} copies were made, so nothing was kept (strict): {cause}");
+                Error::new(ErrorCode::NotEnoughReplicas, what)
+            } else {
+                cause.clone()
+            };
+            if may_help(&cause) {
+                settled.again.push(item.pending.again(error));
+            } else {
+                settled.done.push((position, Err(error)));
+            }
+        }
+        settled
+    }
+}
+
+/// Whether starting over, elsewhere, may help. It does not when the source changed while it was sent (W3).
+fn may_help(cause: &Error) -> bool {
+    !matches!(cause.code(), ErrorCode::ChecksumMismatch | ErrorCode::InvalidParams | ErrorCode::Internal)
+}
+
+fn unknown_outcome(cause: &Error) -> Error {
+    Error::new(
+        ErrorCode::DeadlineExceeded,
+        format!("whether the put was committed is unknown: {}", cause.message()),
+    )
+}
+
+/// When to give up on a node: it must leave time to start over elsewhere, and in any case to end the put.
+fn write_deadline(deadline: Deadline, bytes: u64) -> Deadline {
+    let remaining = deadline.remaining();
+    let half = deadline.within(remaining / 2);
+    let reserved = deadline.within(remaining.saturating_sub(END_RESERVE_MAX.min(remaining / 4)));
+    patience(deadline, bytes).max(half).min(reserved)
+}
+
+fn status(replica: &v1::Replica, outcome: ReplicaOutcome, proof: &[u8]) -> v1::ReplicaStatus {
+    v1::ReplicaStatus {
+        replica_id: replica.replica_id,
+        outcome: outcome as i32,
+        proof: Bytes::copy_from_slice(proof),
+    }
+}
+
+fn read_reply(
+    reply: Result<WriteReply, WriteError>,
+) -> (ReplicaOutcome, Option<tidepool_transport::Proof>, Option<Error>) {
+    match reply {
+        Ok(WriteReply { outcome: WriteOutcome::Stored, proof, .. }) => (ReplicaOutcome::Stored, Some(proof), None),
+        Ok(WriteReply { outcome: WriteOutcome::Aborted, error, proof }) => {
+            let error = error.unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, "the datanode aborted the put"));
+            (ReplicaOutcome::Aborted, Some(proof), Some(error))
+        }
+        Err(WriteError { error, aborted: Some(proof) }) => (ReplicaOutcome::Aborted, Some(proof), Some(error)),
+        Err(WriteError { error, aborted: None }) => (ReplicaOutcome::Unknown, None, Some(error)),
+    }
+}
+
+/// Header and table of each item.
+async fn prefixes(batch: &[Granted], bytes: u64, history: History, tenant: String) -> Vec<Result<Bytes, Error>> {
+    let inputs: Vec<(u64, Bytes, Vec<Bytes>)> = batch
+        .iter()
+        .map(|granted| (granted.object_id, granted.pending.item.key.clone(), granted.pending.item.value.clone()))
+        .collect();
+    let count = inputs.len();
+    let build = move || {
+        let build_one = |(object_id, key, value): (u64, Bytes, Vec<Bytes>)| {
+            let parts: Vec<&[u8]> = value.iter().map(Bytes::as_ref).collect();
+            Bytes::from(object::build_prefix(history, ObjectId(object_id), object::key_hash(&tenant, &key), &parts))
+        };
+        inputs.into_iter().map(build_one).collect::<Vec<Bytes>>()
+    };
+    if bytes < CHECKSUM_INLINE_BYTES {
+        return build().into_iter().map(Ok).collect();
+    }
+    match tokio::task::spawn_blocking(build).await {
+        Ok(prefixes) => prefixes.into_iter().map(Ok).collect(),
+        Err(panic) => {
+            let error = Error::new(ErrorCode::Internal, format!("checksumming failed: {panic}"));
+            (0..count).map(|_| Err(error.clone())).collect()
+        }
+    }
+}
