@@ -10,7 +10,7 @@ mod reader;
 mod tests;
 
 use bytes::Bytes;
-pub(crate) use messages::entry_size;
+pub(crate) use messages::{ENTRY_BYTES_MAX, entry_size};
 pub use reader::Reader;
 use thiserror::Error;
 

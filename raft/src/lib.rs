@@ -1,5 +1,59 @@
 //! Replicated log over openraft: RocksDB log store, gRPC network, leadership, snapshots.
+//!
+//! The crate replicates opaque payloads into a [`StateMachine`] and does not know what an object is. Everything is
+//! generic over the async runtime and the machine under it ([`Host`]): production ([`Node`]) runs on tokio, the
+//! deterministic simulation runs the same code on virtual time, over a network that carries the same bytes.
+//!
+//! Start with `node`, the handle; `open` and `bootstrap` say how a member starts, `fence` and `read` why a read is
+//! current, `log` what is durable when, `inbound` who may speak to a member at all.
 
+// Without a disk to open there is no node, only the types.
+#![cfg_attr(not(any(test, feature = "rocksdb", feature = "sim")), allow(dead_code))]
+
+mod apply;
+mod bootstrap;
 pub mod codec;
+mod compaction;
+mod election;
+mod failure;
+mod fence;
+pub mod grpc;
+mod host;
+mod identity;
+mod inbound;
+mod leadership;
 pub mod log;
+mod machine;
+mod metrics;
+pub mod network;
+mod node;
+mod open;
+mod options;
+mod peer;
+mod propose;
+mod read;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+pub mod snapshot;
+mod status;
+mod tokio_node;
+mod transfer;
 pub mod types;
+
+pub use compaction::CompactError;
+pub use election::ElectionProfile;
+pub use failure::FatalError;
+pub use fence::FencePolicy;
+pub use host::Host;
+pub use identity::ClusterIdentity;
+pub use inbound::{Arrival, Inbound};
+pub use leadership::{Leadership, Role};
+pub use machine::{Frozen, LogPosition, MachineError, StateMachine};
+pub use node::RaftNode;
+pub use open::OpenError;
+pub use options::{Member, Options};
+pub use propose::{Applied, ProposeError};
+pub use read::ReadError;
+pub use status::{MemberStatus, NodeStatus};
+pub use tokio_node::{Node, NodeService};
+pub use transfer::TransferError;

@@ -16,6 +16,8 @@ use crate::types::{
 
 /// Room an entry takes beside its payload, at most, unless it is a membership.
 const ENTRY_HEADER_BYTES: usize = 26;
+/// Most that [`entry_size`] says of an entry that can be read again.
+pub(crate) const ENTRY_BYTES_MAX: usize = ENTRY_HEADER_BYTES + PAYLOAD_BYTES_MAX;
 
 impl Message for LogId {
     const KIND: u8 = 1;

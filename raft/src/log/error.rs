@@ -49,6 +49,12 @@ pub enum OpenLogError {
         /// What is wrong.
         detail: String,
     },
+    /// Another process has it open.
+    #[error("raft log at {} is open in another process; stop that one, or give this node a data directory of its own", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The disk failed.
     #[error("raft log at {}: {error}", path.display())]
     Io {

@@ -55,11 +55,13 @@ impl RocksDisk {
         if let Some(torn) = torn.as_ref().filter(|torn| torn.zeros) {
             wal::cut(torn).map_err(io_error)?;
         }
-        let db = open_database(&database, published.is_none()).map_err(|error| match error.kind() {
-            ErrorKind::Corruption => {
-                OpenLogError::DatabaseCorrupt { path: path.to_owned(), detail: error.into_string() }
+        let db = open_database(&database, published.is_none()).map_err(|error| {
+            let (path, kind, detail) = (path.to_owned(), error.kind(), error.into_string());
+            match kind {
+                ErrorKind::Corruption => OpenLogError::DatabaseCorrupt { path, detail },
+                ErrorKind::IOError if detail.contains("lock ") => OpenLogError::InUse { path },
+                _ => OpenLogError::Io { path, error: io::Error::other(detail) },
             }
-            _ => io_error(io::Error::other(error.into_string())),
         })?;
         let torn = torn.map(|torn| torn.describe());
         let mut disk = RocksDisk { db, store_id: StoreId(0), torn };

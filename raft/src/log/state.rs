@@ -11,7 +11,7 @@ use super::disk::Write;
 use super::error::LogFailure;
 use super::recovery::OpenReport;
 use super::tail::Tail;
-use crate::codec::{self, entry_size};
+use crate::codec::{self, ENTRY_BYTES_MAX, entry_size};
 use crate::types::{Config, Entry, LogId, Vote};
 
 /// Purged entries leave the disk at least this many at a time: every removal is a range tombstone.
@@ -190,6 +190,11 @@ impl<C: Config> State<C> {
             for entry in &entries {
                 if entry.log_id.index != next {
                     return Err(invalid(format!("append at index {} where {next} is next", entry.log_id.index)));
+                }
+                // What could be written and not read again would end this member for good.
+                if entry_size(entry) > ENTRY_BYTES_MAX {
+                    let (bytes, index) = (entry_size(entry), entry.log_id.index);
+                    return Err(invalid(format!("entry {index} has {bytes} bytes, the limit is {ENTRY_BYTES_MAX}")));
                 }
                 next += 1;
             }

@@ -4,6 +4,7 @@
 mod rocks;
 mod simulated;
 mod suite;
+mod threaded;
 
 use std::io;
 use std::path::Path;

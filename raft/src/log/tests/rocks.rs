@@ -227,7 +227,7 @@ async fn a_creation_cut_short_is_finished() {
 #[tokio::test]
 async fn two_processes_cannot_open_one_store() {
     let (directory, _store) = filled(0..1, 10).await;
-    assert!(matches!(open(directory.path()), Err(OpenLogError::Io { .. })));
+    assert!(matches!(open(directory.path()), Err(OpenLogError::InUse { .. })));
 }
 
 fn size(path: &Path) -> u64 {
@@ -263,4 +263,39 @@ async fn purging_keeps_the_disk_bounded() {
     let (_, report) = open(directory.path()).expect("opens");
     assert!(report.entries <= 4096 + PURGE_STEP);
     assert_eq!(report.last, Some(log_id(1, 99_999)));
+}
+
+/// Not a check: prints what this machine's disk gives. `cargo nextest run --run-ignored only --no-capture figures`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn figures_of_group_commit() {
+    for (callers, bytes) in [(1, 64), (64, 64), (1024, 64), (64, 8192), (256, 8192)] {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let (options, _) = options(Flushing::Thread, 64 << 20);
+        let registry = Registry::new();
+        let (mut store, _) = Store::open_rocks(directory.path(), options, &registry).expect("opens");
+        let mut waiting = std::collections::VecDeque::new();
+        let started = std::time::Instant::now();
+        let mut index = 0;
+        while started.elapsed().as_secs() < 3 {
+            waiting.push_back(submit(&mut store, vec![sized_entry(1, index, bytes)]).await.expect("accepted"));
+            index += 1;
+            if waiting.len() >= callers {
+                waiting.pop_front().expect("one").await.expect("answered").expect("durable");
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let syncs = metric(&registry, "tidepool_raft_log_fsync_seconds");
+        println!(
+            "{callers:5} in flight, {bytes:5} bytes: {:9.0} entries/s, {:6.1} entries a sync, {:6.0} syncs/s",
+            index as f64 / seconds,
+            index as f64 / syncs,
+            syncs / seconds,
+        );
+        drop(store);
+        let started = std::time::Instant::now();
+        let (_, report) = open(directory.path()).expect("opens");
+        let bytes = report.bytes as f64;
+        println!("      opened {} entries, {:.0} MB verified, in {:?}", report.entries, bytes / 1e6, started.elapsed());
+    }
 }

@@ -227,6 +227,17 @@ fn an_append_that_leaves_a_hole_is_refused() {
 }
 
 #[test]
+fn an_entry_too_long_to_be_read_again_is_refused() {
+    simulate(async {
+        let (mut store, _) = open_sim(&disk()).expect("opens");
+        let longest = crate::types::PAYLOAD_BYTES_MAX;
+        append(&mut store, vec![sized_entry(1, 0, longest)]).await.expect("appends");
+        let error = append(&mut store, vec![sized_entry(1, 1, longest + 1)]).await.expect_err("refused");
+        assert!(error.to_string().contains("the limit is"), "{error}");
+    });
+}
+
+#[test]
 fn purged_entries_leave_the_disk_in_steps() {
     simulate(async {
         let disk = disk();

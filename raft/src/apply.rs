@@ -1,0 +1,247 @@
+//! Joins openraft to the state machine: feeds it committed entries in order, freezes it for snapshots, and restores
+//! it from them. Answers go out only after the machine applied, and never after it failed.
+
+use std::io;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::{Stream, StreamExt};
+use openraft::OptionalSend;
+use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::failure::{Failure, FatalError};
+use crate::host::Host;
+use crate::machine::{Frozen, LogPosition, MachineError, StateMachine};
+use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
+use crate::types::{EntryPayload, LogId, SnapshotMeta, StoredMembership, term_of};
+
+/// A snapshot as openraft passes it around: what it covers, and the open file.
+pub(crate) type Snapshot = openraft::Snapshot<crate::types::CommittedLeaderId, u64, crate::types::Member, SnapshotFile>;
+
+/// The machine as openraft drives it.
+pub struct Adapter<C: Host, M> {
+    shared: Arc<Applied<M>>,
+    config: PhantomData<C>,
+}
+
+/// What the rest of the node sees of applying.
+pub(crate) struct Applied<M> {
+    pub(crate) machine: Arc<M>,
+    pub(crate) snapshots: SnapshotStore,
+    failure: Arc<Failure>,
+    covered: Mutex<Covered>,
+    pub(crate) progress: Arc<Progress>,
+    /// Payload bytes and entries applied since the current snapshot: what a restart would have to replay.
+    pub(crate) bytes_since_snapshot: AtomicU64,
+    pub(crate) entries_since_snapshot: AtomicU64,
+    pub(crate) entries_applied: AtomicU64,
+}
+
+#[derive(Clone, Default)]
+struct Covered {
+    last: Option<LogId>,
+    membership: StoredMembership,
+}
+
+/// The applied position, to be waited for. Wakes its waiters in their order, so that a simulation repeats itself.
+#[derive(Default)]
+pub(crate) struct Progress {
+    at: Mutex<Option<LogPosition>>,
+    moved: Notify,
+}
+
+impl Progress {
+    fn set(&self, at: Option<LogPosition>) {
+        *self.at.lock() = at;
+        self.moved.notify_waiters();
+    }
+
+    pub(crate) fn get(&self) -> Option<LogPosition> {
+        *self.at.lock()
+    }
+
+    /// Waits until the position satisfies `reached`.
+    pub(crate) async fn wait_for(&self, reached: impl Fn(Option<LogPosition>) -> bool) {
+        loop {
+            // Listen first, then look: a move in between is not missed.
+            let moved = self.moved.notified();
+            if reached(self.get()) {
+                return;
+            }
+            moved.await;
+        }
+    }
+}
+
+fn position(id: &LogId) -> LogPosition {
+    LogPosition { term: term_of(id), index: id.index }
+}
+
+impl<M: StateMachine> Applied<M> {
+    pub(crate) fn new(machine: Arc<M>, snapshots: SnapshotStore, failure: Arc<Failure>) -> Arc<Applied<M>> {
+        Arc::new(Applied {
+            machine,
+            snapshots,
+            failure,
+            covered: Mutex::default(),
+            progress: Arc::default(),
+            bytes_since_snapshot: AtomicU64::new(0),
+            entries_since_snapshot: AtomicU64::new(0),
+            entries_applied: AtomicU64::new(0),
+        })
+    }
+
+    fn apply(&self, id: &LogId, payload: &EntryPayload) -> Result<Option<M::Outcome>, io::Error> {
+        let at = position(id);
+        let outcome = match payload {
+            EntryPayload::Normal(payload) => {
+                self.bytes_since_snapshot.fetch_add(payload.0.len() as u64, Ordering::Relaxed);
+                Some(self.machine.apply(at, &payload.0).map_err(|error| self.machine_failed(at, error))?)
+            }
+            EntryPayload::Blank | EntryPayload::Membership(_) => {
+                self.machine.skip(at);
+                None
+            }
+        };
+        let mut covered = self.covered.lock();
+        if let EntryPayload::Membership(membership) = payload {
+            covered.membership = StoredMembership::new(Some(*id), membership.clone());
+        }
+        covered.last = Some(*id);
+        self.entries_since_snapshot.fetch_add(1, Ordering::Relaxed);
+        self.entries_applied.fetch_add(1, Ordering::Relaxed);
+        Ok(outcome)
+    }
+
+    fn publish_position(&self) {
+        let last = self.covered.lock().last.as_ref().map(position);
+        self.progress.set(last);
+    }
+
+    fn machine_failed(&self, at: LogPosition, error: MachineError) -> io::Error {
+        self.failure.report(FatalError::Machine { at, message: error.0.clone() });
+        io::Error::other(error)
+    }
+
+    fn storage_failed(&self, error: impl Into<io::Error>) -> io::Error {
+        let error = error.into();
+        self.failure.report(FatalError::Storage(error.to_string()));
+        error
+    }
+
+    fn meta(&self) -> SnapshotMeta {
+        let covered = self.covered.lock().clone();
+        SnapshotMeta { last_log_id: covered.last, last_membership: covered.membership }
+    }
+
+    /// Makes `file` the current snapshot and the machine's state. Blocks on the disk.
+    fn install(&self, file: SnapshotFile) -> Result<(), io::Error> {
+        let file = self.snapshots.publish(file).map_err(|e| self.storage_failed(e))?;
+        let meta = file.meta();
+        if let Some(id) = &meta.last_log_id {
+            let at = position(id);
+            let mut reader = file.reader();
+            self.machine.install(at, &mut reader).map_err(|error| self.machine_failed(at, error))?;
+            reader.finish().map_err(|e| self.storage_failed(e))?;
+        }
+        *self.covered.lock() = Covered { last: meta.last_log_id, membership: meta.last_membership.clone() };
+        self.bytes_since_snapshot.store(0, Ordering::Relaxed);
+        self.entries_since_snapshot.store(0, Ordering::Relaxed);
+        self.publish_position();
+        Ok(())
+    }
+}
+
+impl<C: Host, M: StateMachine> Adapter<C, M> {
+    pub(crate) fn new(shared: Arc<Applied<M>>) -> Adapter<C, M> {
+        Adapter { shared, config: PhantomData }
+    }
+}
+
+impl<C, M> RaftStateMachine<C> for Adapter<C, M>
+where
+    C: Host<Outcome = M::Outcome>,
+    M: StateMachine,
+{
+    type SnapshotData = SnapshotFile;
+    type SnapshotBuilder = Builder<C, M>;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
+        let covered = self.shared.covered.lock().clone();
+        Ok((covered.last, covered.membership))
+    }
+
+    async fn apply<S>(&mut self, mut entries: S) -> Result<(), io::Error>
+    where
+        S: Stream<Item = Result<EntryResponder<C>, io::Error>> + Unpin + OptionalSend,
+    {
+        while let Some(next) = entries.next().await {
+            let (entry, responder) = next.map_err(|e| self.shared.storage_failed(e))?;
+            let outcome = self.shared.apply(&entry.log_id, &entry.payload)?;
+            if let Some(responder) = responder {
+                responder.send(outcome);
+            }
+        }
+        // Once for all that were ready.
+        self.shared.publish_position();
+        Ok(())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Builder<C, M> {
+        let bytes = self.shared.bytes_since_snapshot.load(Ordering::Relaxed);
+        let entries = self.shared.entries_since_snapshot.load(Ordering::Relaxed);
+        Builder {
+            meta: self.shared.meta(),
+            state: Mutex::new(Some(self.shared.machine.freeze())),
+            covers: (bytes, entries),
+            shared: self.shared.clone(),
+            config: PhantomData,
+        }
+    }
+
+    async fn install_snapshot(&mut self, _meta: &SnapshotMeta, snapshot: SnapshotFile) -> Result<(), io::Error> {
+        let shared = self.shared.clone();
+        C::blocking(move || shared.install(snapshot)).await.map_err(|e| self.shared.storage_failed(e))?
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
+        Ok(self.shared.snapshots.current().map(as_openraft))
+    }
+}
+
+fn as_openraft(file: SnapshotFile) -> Snapshot {
+    Snapshot { meta: file.meta().clone(), snapshot: file }
+}
+
+/// Writes one frozen state beside the apply task.
+pub struct Builder<C, M> {
+    meta: SnapshotMeta,
+    state: Mutex<Option<Box<dyn Frozen>>>,
+    covers: (u64, u64),
+    shared: Arc<Applied<M>>,
+    config: PhantomData<C>,
+}
+
+impl<C, M> RaftSnapshotBuilder<C> for Builder<C, M>
+where
+    C: Host<Outcome = M::Outcome>,
+    M: StateMachine,
+{
+    type SnapshotData = SnapshotFile;
+
+    async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
+        let state = self.state.lock().take().ok_or_else(|| io::Error::other("a snapshot builder builds once"))?;
+        let (shared, meta) = (self.shared.clone(), self.meta.clone());
+        let written: Result<SnapshotFile, SnapshotError> = C::blocking(move || shared.snapshots.write(&meta, state))
+            .await
+            .map_err(|e| self.shared.storage_failed(e))?;
+        let file = written.map_err(|e| self.shared.storage_failed(e))?;
+        self.shared.bytes_since_snapshot.fetch_sub(self.covers.0, Ordering::Relaxed);
+        self.shared.entries_since_snapshot.fetch_sub(self.covers.1, Ordering::Relaxed);
+        tracing::info!(path = %file.path().display(), bytes = file.length(), "snapshot written");
+        Ok(as_openraft(file))
+    }
+}

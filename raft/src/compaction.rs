@@ -1,0 +1,109 @@
+//! Log compaction, driven by us: openraft neither snapshots nor purges by itself here (a purge of its own can
+//! overtake entries that are still being applied). One step is: snapshot, wait until it is durable, purge the log
+//! up to what both the snapshot's predecessor and the followers that lag leave room for.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use openraft::Raft;
+use openraft::async_runtime::AsyncRuntime;
+
+use crate::apply::{Adapter, Applied};
+use crate::host::Host;
+use crate::machine::StateMachine;
+use crate::options::Options;
+
+/// How often the size of the log is looked at.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Why the log was not compacted.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CompactError {
+    /// Nothing was applied yet.
+    #[error("nothing was applied yet; there is nothing to snapshot")]
+    Empty,
+    /// The node stopped for good.
+    #[error("the node stopped: {0}")]
+    Fatal(String),
+}
+
+/// Compacts one member's log.
+pub(crate) struct Compactor<C: Host<Outcome = M::Outcome>, M: StateMachine> {
+    raft: Raft<C, Adapter<C, M>>,
+    applied: std::sync::Arc<Applied<M>>,
+    keep_log_entries: u64,
+    one_at_a_time: tokio::sync::Mutex<()>,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
+    pub(crate) fn new(raft: Raft<C, Adapter<C, M>>, applied: std::sync::Arc<Applied<M>>, options: &Options) -> Self {
+        let one_at_a_time = tokio::sync::Mutex::new(());
+        Compactor { raft, applied, keep_log_entries: options.keep_log_entries, one_at_a_time }
+    }
+
+    /// Snapshots the applied state and purges the log behind it. Returns the index that the snapshot covers.
+    pub(crate) async fn compact(&self) -> Result<u64, CompactError> {
+        let fatal = |e: &dyn std::fmt::Display| CompactError::Fatal(e.to_string());
+        let _turn = self.one_at_a_time.lock().await;
+        let Some(at) = self.applied.machine.applied() else {
+            return Err(CompactError::Empty);
+        };
+        if self.covered() < Some(at.index) {
+            self.raft.trigger().snapshot().await.map_err(|e| fatal(&e))?;
+            // openraft snapshots at what it has applied by then: at or after `at`.
+            let wait = self.raft.wait(None);
+            let done = wait.metrics(
+                |m| m.running_state.is_err() || m.snapshot.as_ref().is_some_and(|id| id.index >= at.index),
+                "snapshot written",
+            );
+            done.await.map_err(|e| fatal(&e))?.running_state.map_err(|e| fatal(&e))?;
+        }
+        let covered = self.covered().ok_or(CompactError::Empty)?;
+        if let Some(upto) = purge_upto(covered, self.keep_log_entries, self.applied.snapshots.fallback().map(|id| id.index)) {
+            self.raft.trigger().purge_log(upto).await.map_err(|e| fatal(&e))?;
+        }
+        Ok(covered)
+    }
+
+    fn covered(&self) -> Option<u64> {
+        self.applied.snapshots.current().and_then(|file| file.meta().last_log_id.map(|id| id.index))
+    }
+
+    /// Compacts whenever enough was applied, for ever.
+    pub(crate) async fn run(&self, bytes: u64, entries: u64) {
+        loop {
+            C::AsyncRuntime::sleep(CHECK_INTERVAL).await;
+            let due = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) >= bytes
+                || self.applied.entries_since_snapshot.load(Ordering::Relaxed) >= entries;
+            if !due {
+                continue;
+            }
+            match self.compact().await {
+                Ok(index) => tracing::info!(index, "log compacted"),
+                Err(error) => {
+                    tracing::warn!(%error, "log not compacted");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Last index that may go: `keep` entries stay behind the snapshot, and all that its predecessor does not cover.
+fn purge_upto(covered: u64, keep: u64, fallback: Option<u64>) -> Option<u64> {
+    let upto = covered.checked_sub(keep)?;
+    Some(fallback.map_or(upto, |older| upto.min(older)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_behind_the_older_snapshot_and_the_kept_entries_stays() {
+        assert_eq!(purge_upto(100, 30, None), Some(70));
+        assert_eq!(purge_upto(100, 30, Some(80)), Some(70));
+        assert_eq!(purge_upto(100, 30, Some(50)), Some(50));
+        assert_eq!(purge_upto(100, 101, Some(50)), None);
+    }
+}

@@ -1,0 +1,267 @@
+//! The receiving half of consensus: who may speak, decoding, the start-up fence, and openraft's answers encoded.
+//! Networks bring bytes here; nothing reaches openraft another way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream};
+use openraft::Raft;
+use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
+use parking_lot::Mutex;
+use tidepool_proto::{Error, ErrorCode, NodeId, v1};
+
+use crate::apply::{Adapter, Snapshot};
+use crate::codec::{self, CodecError, Message};
+use crate::fence::StartupFence;
+use crate::host::Host;
+use crate::identity::{ClusterIdentity, IdentityStore, check_protocol, wire_cluster, wire_store};
+use crate::log::StoreId;
+use crate::machine::StateMachine;
+use crate::network::Call;
+use crate::options::Member;
+use crate::snapshot::{Incoming, Offer, SnapshotStore};
+
+/// Answers peers. Cheap to clone.
+pub struct Inbound<C: Host<Outcome = M::Outcome>, M: StateMachine> {
+    shared: Arc<Shared<C, M>>,
+}
+
+struct Shared<C: Host<Outcome = M::Outcome>, M: StateMachine> {
+    raft: Raft<C, Adapter<C, M>>,
+    identity: Arc<IdentityStore>,
+    fence: Arc<StartupFence<C>>,
+    snapshots: SnapshotStore,
+    members: Vec<Member>,
+    /// Number of the newest snapshot that began to arrive: an older one that hangs is given up for it.
+    arriving: AtomicU64,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Clone for Inbound<C, M> {
+    fn clone(&self) -> Self {
+        Inbound { shared: self.shared.clone() }
+    }
+}
+
+fn bad_frame(error: CodecError) -> Error {
+    Error::new(ErrorCode::BadFrame, format!("a consensus message cannot be read: {error}"))
+}
+
+fn stopped(error: impl std::fmt::Display) -> Error {
+    Error::new(ErrorCode::Unavailable, format!("consensus does not answer: {error}"))
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
+    pub(crate) fn new(
+        raft: Raft<C, Adapter<C, M>>,
+        identity: Arc<IdentityStore>,
+        fence: Arc<StartupFence<C>>,
+        snapshots: SnapshotStore,
+        members: Vec<Member>,
+    ) -> Inbound<C, M> {
+        let arriving = AtomicU64::new(0);
+        Inbound { shared: Arc::new(Shared { raft, identity, fence, snapshots, members, arriving }) }
+    }
+
+    /// Whether a caller may reach consensus (I4).
+    pub fn admit(&self, peer: Option<&v1::Identity>, target: u64, store_uuid: &[u8]) -> Result<(), Error> {
+        self.shared.identity.admit(peer, target, store_uuid).inspect_err(|error| {
+            tracing::warn!(%error, "a call from another member was refused");
+        })
+    }
+
+    /// Says who this member is, and whether it holds anything (I4).
+    pub async fn handshake(&self, request: v1::HandshakeRequest) -> v1::HandshakeResponse {
+        let error = self.check_handshake(&request).err();
+        let initialized = self.shared.raft.is_initialized().await.map_err(stopped);
+        let error = error.or_else(|| initialized.as_ref().err().cloned());
+        v1::HandshakeResponse {
+            error: error.map(Into::into),
+            identity: Some(self.shared.identity.to_wire()),
+            store_uuid: self.shared.identity.store_uuid(),
+            initialized: initialized.unwrap_or(true),
+        }
+    }
+
+    fn check_handshake(&self, request: &v1::HandshakeRequest) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::new(ErrorCode::WrongCluster, message));
+        let Some(peer) = &request.identity else {
+            return wrong("the caller did not say who it is".to_owned());
+        };
+        check_protocol(peer)?;
+        let record = self.shared.identity.record();
+        if request.target_node_id != record.node_id.0 {
+            return wrong(format!("the caller wants node {}, this is node {}", request.target_node_id, record.node_id));
+        }
+        match (wire_cluster(peer), record.cluster) {
+            (Some(theirs), Some(own)) if theirs != own => wrong(format!("this member belongs to {own}, the caller to {theirs}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes part in a bootstrap: remembers the proposed identity durably, if this member is empty and agrees (I4).
+    pub async fn prepare(&self, request: v1::PrepareRequest) -> v1::PrepareResponse {
+        let error = self.try_prepare(request).await.err();
+        v1::PrepareResponse { error: error.map(Into::into), store_uuid: self.shared.identity.store_uuid() }
+    }
+
+    async fn try_prepare(&self, request: v1::PrepareRequest) -> Result<(), Error> {
+        let wrong = |message: String| Error::new(ErrorCode::WrongCluster, message);
+        let peer = request.identity.as_ref().ok_or_else(|| wrong("the caller did not say who it is".to_owned()))?;
+        check_protocol(peer)?;
+        let record = self.shared.identity.record();
+        if request.target_node_id != record.node_id.0 {
+            return Err(wrong(format!("the caller wants node {}, this is node {}", request.target_node_id, record.node_id)));
+        }
+        if self.shared.raft.is_initialized().await.map_err(stopped)? {
+            return Err(wrong(format!("node {} holds a log already; it takes part in no bootstrap", record.node_id)));
+        }
+        let proposed = wire_cluster(peer).ok_or_else(|| wrong("a bootstrap must name its cluster".to_owned()))?;
+        if let Some(own) = record.cluster.filter(|own| *own != proposed) {
+            return Err(wrong(format!(
+                "node {} was prepared for {own} before; if that bootstrap was never completed, empty its data directory",
+                record.node_id
+            )));
+        }
+        let roster = self.check_members(peer.node_id, &request.members, record.store)?;
+        self.adopt(proposed, roster).await
+    }
+
+    /// The members proposed must be the ones this member was started with.
+    fn check_members(&self, proposer: u64, proposed: &[v1::RaftMember], own: StoreId) -> Result<Vec<(NodeId, StoreId)>, Error> {
+        let refuse = |message: String| Error::new(ErrorCode::InvalidParams, message);
+        let expected: Vec<(u64, String)> = self.shared.members.iter().map(|m| (m.node_id.0, m.address.to_string())).collect();
+        let named: Vec<(u64, String)> = proposed.iter().map(|m| (m.node_id, m.address.clone())).collect();
+        if expected != named {
+            return Err(refuse(format!("node {proposer} was started with the members {named:?}, this one with {expected:?}; make them equal")));
+        }
+        if expected.first().map(|(id, _)| *id) != Some(proposer) {
+            return Err(refuse(format!("node {proposer} may not lead the bootstrap, the lowest node id does")));
+        }
+        let roster = proposed
+            .iter()
+            .map(|m| wire_store(&m.store_uuid).map(|store| (NodeId(m.node_id), store)))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| refuse("a bootstrap must name every member's data directory".to_owned()))?;
+        let record = self.shared.identity.record();
+        if roster.iter().any(|(id, store)| *id == record.node_id && *store != own) {
+            return Err(refuse(format!("node {} has another data directory than the bootstrap saw; it will be tried again", record.node_id)));
+        }
+        Ok(roster)
+    }
+
+    async fn adopt(&self, cluster: ClusterIdentity, roster: Vec<(NodeId, StoreId)>) -> Result<(), Error> {
+        let identity = self.shared.identity.clone();
+        let failed = |e: std::io::Error| Error::new(ErrorCode::StorageFailed, format!("the identity file cannot be written: {e}"));
+        C::blocking(move || {
+            identity.update(|record| {
+                record.cluster = Some(cluster);
+                record.roster = roster.into_iter().collect();
+            })
+        })
+        .await
+        .map_err(failed)?
+        .map_err(failed)
+    }
+
+    /// Answers one question. The caller was admitted.
+    pub async fn call(&self, call: Call, payload: Bytes) -> Result<Bytes, Error> {
+        let raft = &self.shared.raft;
+        match call {
+            Call::Beat => {
+                let request: AppendEntriesRequest<C> = decode(payload)?;
+                Ok(codec::encode(&raft.append_entries(request).await.map_err(stopped)?))
+            }
+            Call::Vote => {
+                self.check_fence()?;
+                let request: VoteRequest<C> = decode(payload)?;
+                Ok(codec::encode(&raft.vote(request).await.map_err(stopped)?))
+            }
+            Call::PreVote => {
+                self.check_fence()?;
+                let request: VoteRequest<C> = decode(payload)?;
+                Ok(codec::encode(&raft.pre_vote(request).await.map_err(stopped)?))
+            }
+            Call::TransferLeader => {
+                self.check_fence()?;
+                let request: TransferLeaderRequest<C> = decode(payload)?;
+                Ok(codec::encode(&raft.handle_transfer_leader(request).await.map_err(stopped)?))
+            }
+        }
+    }
+
+    fn check_fence(&self) -> Result<(), Error> {
+        if self.shared.fence.passed() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::Unavailable, "this member restarted and keeps out of elections until earlier leases have run out"))
+    }
+
+    /// Answers a stream of append requests, in order. Ends at the first that cannot be read. The caller was admitted.
+    pub fn append<S>(&self, requests: S) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static
+    where
+        S: Stream<Item = Bytes> + Send + Unpin + 'static,
+    {
+        let unreadable: Arc<Mutex<Option<Error>>> = Arc::default();
+        let noted = unreadable.clone();
+        let decoded = requests.map(decode::<AppendEntriesRequest<C>>).scan((), move |(), request| {
+            let request = request.map_err(|error| *noted.lock() = Some(error)).ok();
+            std::future::ready(request)
+        });
+        let answers = self.shared.raft.stream_append(decoded);
+        let answers = answers.map(|answer| answer.map(|answer| codec::encode(&answer)).map_err(stopped));
+        answers.chain(stream::once(async move { unreadable.lock().take() }).filter_map(|error| async move { error.map(Err) }))
+    }
+
+    /// Begins to take in a snapshot. The caller was admitted.
+    pub async fn snapshot(&self, offer: Bytes) -> Result<Arrival<C, M>, Error> {
+        let offer = Offer::decode(offer).map_err(bad_frame)?;
+        let number = self.shared.arriving.fetch_add(1, Ordering::AcqRel) + 1;
+        let (snapshots, length) = (self.shared.snapshots.clone(), offer.length);
+        let incoming = C::blocking(move || snapshots.receive(length)).await.map_err(stopped)?.map_err(snapshot_failed)?;
+        Ok(Arrival { inbound: self.clone(), offer, number, incoming })
+    }
+}
+
+fn decode<T: Message>(frame: Bytes) -> Result<T, Error> {
+    codec::decode(frame).map_err(bad_frame)
+}
+
+fn snapshot_failed(error: crate::snapshot::SnapshotError) -> Error {
+    Error::new(ErrorCode::StorageFailed, format!("a snapshot from the leader was not taken in: {error}"))
+}
+
+/// A snapshot on its way in. Dropped unfinished, it leaves nothing behind.
+pub struct Arrival<C: Host<Outcome = M::Outcome>, M: StateMachine> {
+    inbound: Inbound<C, M>,
+    offer: Offer,
+    number: u64,
+    incoming: Incoming,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Arrival<C, M> {
+    /// Takes the next bytes.
+    pub async fn chunk(self, offset: u64, data: Bytes) -> Result<Self, Error> {
+        if self.inbound.shared.arriving.load(Ordering::Acquire) != self.number {
+            return Err(Error::new(ErrorCode::Unavailable, "another snapshot began to arrive after this one"));
+        }
+        C::blocking(move || {
+            let mut this = self;
+            this.incoming.append(offset, &data).map_err(snapshot_failed)?;
+            Ok(this)
+        })
+        .await
+        .map_err(stopped)?
+    }
+
+    /// Verifies and installs it, and answers the leader.
+    pub async fn finish(self) -> Result<Bytes, Error> {
+        let Arrival { inbound, offer, incoming, .. } = self;
+        let (meta, checksum) = (offer.meta.clone(), offer.checksum);
+        let file = C::blocking(move || incoming.finish(&meta, checksum)).await.map_err(stopped)?.map_err(snapshot_failed)?;
+        tracing::info!(bytes = offer.length, "a snapshot arrived from the leader");
+        let snapshot = Snapshot { meta: offer.meta, snapshot: file };
+        let answer = inbound.shared.raft.install_full_snapshot(offer.vote, snapshot).await.map_err(stopped)?;
+        Ok(codec::encode::<openraft::raft::SnapshotResponse<C>>(&answer))
+    }
+}

@@ -1,0 +1,377 @@
+//! The handle of one member: everything that the rest of the process asks of consensus.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use openraft::Raft;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::async_runtime::{AsyncRuntime, Instant, Select2};
+use openraft::errors::{LinearizableReadError, RaftError};
+use openraft::impls::OneshotResponder;
+use openraft::raft::linearizable_read::LinearizerOption;
+use parking_lot::Mutex;
+use tidepool_proto::NodeId;
+use tokio::sync::watch;
+
+use crate::apply::{Adapter, Applied as Machine};
+use crate::bootstrap::Bootstrap;
+use crate::compaction::{CompactError, Compactor};
+use crate::failure::{Failure, FatalError};
+use crate::fence::StartupFence;
+use crate::host::Host;
+use crate::identity::{ClusterIdentity, IdentityStore};
+use crate::inbound::Inbound;
+use crate::leadership::{Leadership, Role, follow};
+use crate::machine::{LogPosition, StateMachine};
+use crate::metrics::NodeMetrics;
+use crate::network::Network;
+use crate::open::OpenError;
+use crate::options::Options;
+use crate::propose::{Applied, ProposeError, hint};
+use crate::read::{ReadBarrier, ReadError, SuspendWatch};
+use crate::status::{NodeStatus, member_statuses};
+use crate::transfer::{TransferError, catch_up_limit, choose, handover_limit, lacks};
+use crate::types::{CommittedLeaderId, PAYLOAD_BYTES_MAX, Payload, term_of};
+
+/// A member of the quorum. Cheap to clone; ends with [`RaftNode::shutdown`] or its last clone.
+pub struct RaftNode<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
+    inner: Arc<Inner<C, M, N>>,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Clone for RaftNode<C, M, N> {
+    fn clone(&self) -> Self {
+        RaftNode { inner: self.inner.clone() }
+    }
+}
+
+/// What a member is put together from.
+pub(crate) struct Parts<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
+    pub(crate) options: Options,
+    pub(crate) raft: Raft<C, Adapter<C, M>>,
+    pub(crate) machine: Arc<Machine<M>>,
+    pub(crate) identity: Arc<IdentityStore>,
+    pub(crate) network: N,
+    pub(crate) fence: Arc<StartupFence<C>>,
+    pub(crate) failure: Arc<Failure>,
+    pub(crate) metrics: NodeMetrics,
+}
+
+struct Inner<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
+    parts: Parts<C, M, N>,
+    inbound: Inbound<C, M>,
+    barrier: ReadBarrier,
+    suspend: Arc<SuspendWatch>,
+    leadership: Arc<watch::Sender<Leadership>>,
+    compactor: Arc<Compactor<C, M>>,
+    waiting_for: Mutex<Option<String>>,
+    /// Set while leadership is handed over: nothing new is accepted (M7).
+    handing_over: AtomicBool,
+    stop: watch::Sender<bool>,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Drop for Inner<C, M, N> {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+/// Opens the gate again however the handover ends.
+struct Gate<'a>(&'a AtomicBool);
+
+impl Drop for Gate<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, N> {
+    pub(crate) fn assemble(parts: Parts<C, M, N>) -> Self {
+        let members = parts.options.members.clone();
+        let snapshots = parts.machine.snapshots.clone();
+        let inbound = Inbound::new(parts.raft.clone(), parts.identity.clone(), parts.fence.clone(), snapshots, members);
+        let compactor = Arc::new(Compactor::new(parts.raft.clone(), parts.machine.clone(), &parts.options));
+        let inner = Arc::new(Inner {
+            inbound,
+            barrier: ReadBarrier::default(),
+            suspend: Arc::new(SuspendWatch::new(C::suspended())),
+            leadership: Arc::new(watch::Sender::new(Leadership::default())),
+            compactor,
+            waiting_for: Mutex::new(None),
+            handing_over: AtomicBool::new(false),
+            stop: watch::Sender::new(false),
+            parts,
+        });
+        let node = RaftNode { inner };
+        node.start_background();
+        node
+    }
+
+    /// Follows openraft, reports its end, and compacts the log, until the node stops.
+    fn start_background(&self) {
+        let inner = &self.inner;
+        let (raft, failure) = (inner.parts.raft.clone(), inner.parts.failure.clone());
+        let following = follow(raft.clone(), inner.parts.machine.progress.clone(), inner.leadership.clone());
+        drop(C::AsyncRuntime::spawn(async move {
+            following.await;
+            let running = raft.metrics().borrow_watched().running_state.clone();
+            let cause = running.err().map_or_else(|| "it ended".to_owned(), |fatal| fatal.to_string());
+            failure.report(FatalError::Consensus(cause));
+        }));
+        let (compactor, mut stop) = (inner.compactor.clone(), inner.stop.subscribe());
+        let (bytes, entries) = (inner.parts.options.snapshot_log_bytes, inner.parts.options.snapshot_log_entries);
+        drop(C::AsyncRuntime::spawn(async move {
+            let stopped = async move {
+                // An error means that the node is gone: the same.
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            C::AsyncRuntime::select2(stopped, compactor.run(bytes, entries)).await;
+        }));
+    }
+
+    /// Answers the other members; a network brings their bytes here.
+    pub fn inbound(&self) -> Inbound<C, M> {
+        self.inner.inbound.clone()
+    }
+
+    /// Takes part: begins a cluster or finds its own again (I4), then waits until it may vote (R2). Call it once the
+    /// other members can reach [`RaftNode::inbound`]. Waits for missing members for ever; see [`NodeStatus::waiting_for`].
+    pub async fn run(&self) -> Result<(), OpenError> {
+        let parts = &self.inner.parts;
+        let bootstrap = Bootstrap {
+            raft: &parts.raft,
+            identity: &parts.identity,
+            network: &parts.network,
+            options: &parts.options,
+            waiting_for: &self.inner.waiting_for,
+        };
+        match C::AsyncRuntime::select2(parts.failure.wait(), bootstrap.run()).await {
+            Select2::First(fatal) => return Err(OpenError::fatal(&fatal)),
+            Select2::Second(joined) => joined.map_err(OpenError::from)?,
+        }
+        let identity = parts.identity.clone();
+        let written = C::blocking(move || identity.update(|record| record.took_part = true)).await;
+        written.and_then(|written| written).map_err(OpenError::storage)?;
+        parts.fence.wait().await;
+        parts.raft.runtime_config().elect(true);
+        Ok(())
+    }
+
+    /// Cluster and history; zeros before the bootstrap.
+    pub fn identity(&self) -> ClusterIdentity {
+        self.inner.parts.identity.cluster()
+    }
+
+    /// This member's id.
+    pub fn node_id(&self) -> NodeId {
+        self.inner.parts.options.node_id
+    }
+
+    /// The state machine.
+    pub fn machine(&self) -> &Arc<M> {
+        &self.inner.parts.machine.machine
+    }
+
+    /// Logs `payload` if this member still leads `term`, and answers once a quorum holds it on disk and it is applied
+    /// here. Many may be in flight; they are logged in the order of the calls' first polls. May be dropped: the
+    /// proposal then takes effect or not, unobserved.
+    pub async fn propose(&self, payload: Bytes, term: u64) -> Result<Applied<M::Outcome>, ProposeError> {
+        let metrics = &self.inner.parts.metrics;
+        let timer = metrics.propose_seconds.start_timer();
+        let result = self.try_propose(payload, term).await;
+        let label = match &result {
+            Ok(_) => "applied",
+            Err(ProposeError::NotLeader { .. }) => "not_leader",
+            Err(ProposeError::Unavailable(_)) => "unavailable",
+            Err(ProposeError::Unknown { .. }) => "unknown",
+            Err(ProposeError::TooLong { .. }) => "too_long",
+            Err(ProposeError::Fatal(_)) => "fatal",
+        };
+        metrics.proposals.with_label_values(&[label]).inc();
+        if result.is_ok() { timer.observe_duration() } else { timer.stop_and_discard(); }
+        result
+    }
+
+    async fn try_propose(&self, payload: Bytes, term: u64) -> Result<Applied<M::Outcome>, ProposeError> {
+        let inner = &self.inner;
+        if payload.len() > PAYLOAD_BYTES_MAX {
+            return Err(ProposeError::TooLong { bytes: payload.len() });
+        }
+        if let Some(fatal) = inner.parts.failure.get() {
+            return Err(ProposeError::Fatal(fatal.to_string()));
+        }
+        if inner.handing_over.load(Ordering::Acquire) {
+            return Err(ProposeError::Unavailable("leadership is being handed over".to_owned()));
+        }
+        let fatal = |e: &dyn std::fmt::Display| match inner.parts.failure.get() {
+            Some(cause) => ProposeError::Fatal(cause.to_string()),
+            None => ProposeError::Fatal(e.to_string()),
+        };
+        let (responder, answer) = OneshotResponder::new_pair();
+        let request = inner.parts.raft.write(Payload(payload)).with_leader(CommittedLeaderId::from(term)).responder(responder);
+        request.await.map_err(|e| fatal(&e))?;
+        let answer = answer.await.map_err(|_| fatal(&"it dropped a proposal"))?;
+        let response = answer.map_err(ProposeError::from_openraft::<C>)?;
+        let at = LogPosition { term: term_of(&response.log_id), index: response.log_id.index };
+        let outcome = response.data.ok_or_else(|| fatal(&"a payload was applied without an outcome"))?;
+        Ok(Applied { at, outcome })
+    }
+
+    /// Confirms that this member leads, and that its state machine holds everything acknowledged before this call
+    /// (R2). Answers the term. Read the state after it, not before. Callers that wait together share one confirmation.
+    pub async fn linearize(&self) -> Result<u64, ReadError> {
+        let inner = &self.inner;
+        inner.parts.metrics.reads.inc();
+        inner.barrier.wait(|| inner.confirm()).await
+    }
+
+    /// Follows role, term and leader.
+    pub fn watch_leadership(&self) -> watch::Receiver<Leadership> {
+        self.inner.leadership.subscribe()
+    }
+
+    /// Figures of this moment.
+    pub fn status(&self) -> NodeStatus {
+        let inner = &self.inner;
+        let metrics = inner.parts.raft.metrics().borrow_watched().clone();
+        let machine = &inner.parts.machine;
+        let index = |id: Option<crate::types::LogId>| id.map_or(0, |id| id.index);
+        let snapshot = machine.snapshots.current().and_then(|file| file.meta().last_log_id);
+        let now = <C::AsyncRuntime as AsyncRuntime>::Instant::now();
+        NodeStatus {
+            node_id: self.node_id(),
+            identity: self.identity(),
+            leadership: inner.leadership.borrow().clone(),
+            last_log_index: metrics.last_log_index.unwrap_or(0),
+            committed_index: index(metrics.cluster_committed.max(metrics.local_committed)),
+            applied_index: machine.machine.applied().map_or(0, |at| at.index),
+            purged_index: index(metrics.purged),
+            snapshot_index: index(snapshot),
+            entries_since_snapshot: machine.entries_since_snapshot.load(Ordering::Relaxed),
+            bytes_since_snapshot: machine.bytes_since_snapshot.load(Ordering::Relaxed),
+            entries_applied: machine.entries_applied.load(Ordering::Relaxed),
+            quorum_confirmed_ago: metrics.last_quorum_acked.filter(|_| metrics.state.is_leader()).map(|at| {
+                let at = at.into_inner();
+                if now > at { now - at } else { std::time::Duration::ZERO }
+            }),
+            members: member_statuses(&metrics),
+            fenced: !inner.parts.fence.passed(),
+            waiting_for: inner.waiting_for.lock().clone(),
+            fatal: inner.parts.failure.get().map(|fatal| fatal.to_string()),
+        }
+    }
+
+    /// Hands leadership to `to`, or to the standby that is nearest (M7). Refused unless it can take over at once.
+    /// While it goes on nothing new is accepted here.
+    pub async fn transfer_leader(&self, to: Option<NodeId>) -> Result<NodeId, TransferError> {
+        let inner = &self.inner;
+        let profile = inner.parts.options.election;
+        let fatal = |e: &dyn std::fmt::Display| TransferError::Fatal(e.to_string());
+        if self.inner.leadership.borrow().role != Role::Leader {
+            return Err(TransferError::NotLeader);
+        }
+        if inner.handing_over.swap(true, Ordering::AcqRel) {
+            return Err(TransferError::Busy);
+        }
+        let _gate = Gate(&inner.handing_over);
+        let raft = &inner.parts.raft;
+        let target = choose(&raft.metrics().borrow_watched(), to.map(|id| id.0), profile)?;
+        let wait = raft.wait(Some(catch_up_limit(profile)));
+        let caught_up = wait.metrics(
+            |m| m.running_state.is_err() || !m.state.is_leader() || lacks(m, target) == Some(0),
+            "the next leader holds the whole log",
+        );
+        let metrics = match caught_up.await {
+            Ok(metrics) => metrics,
+            Err(openraft::metrics::WaitError::Timeout(..)) => {
+                return Err(TransferError::NotReady(format!("node {target} did not catch up within {:?}", catch_up_limit(profile))));
+            }
+            Err(error) => return Err(fatal(&error)),
+        };
+        metrics.running_state.map_err(|e| fatal(&e))?;
+        if !metrics.state.is_leader() {
+            return Err(TransferError::NotLeader);
+        }
+        raft.trigger().transfer_leader(target).await.map_err(|e| fatal(&e))?;
+        let own = inner.parts.options.node_id.0;
+        let wait = raft.wait(Some(handover_limit(profile)));
+        let taken_over = wait.metrics(
+            |m| m.running_state.is_err() || m.current_leader.is_some_and(|leader| leader != own),
+            "another leads",
+        );
+        match taken_over.await {
+            Ok(metrics) => {
+                metrics.running_state.map_err(|e| fatal(&e))?;
+                metrics.current_leader.map(NodeId).ok_or(TransferError::TimedOut(NodeId(target)))
+            }
+            Err(openraft::metrics::WaitError::Timeout(..)) => Err(TransferError::TimedOut(NodeId(target))),
+            Err(error) => Err(fatal(&error)),
+        }
+    }
+
+    /// Snapshots the state and purges the log behind it, now. Answers the index that the snapshot covers.
+    pub async fn compact(&self) -> Result<u64, CompactError> {
+        self.inner.compactor.compact().await
+    }
+
+    /// Resolves when the node stopped for good: the process must exit. Never, if it is shut down.
+    pub fn fatal(&self) -> impl Future<Output = FatalError> + Send + 'static {
+        let failure = self.inner.parts.failure.clone();
+        async move { failure.wait().await }
+    }
+
+    /// Stops. What was acknowledged is on disk; proposals in flight end with an error.
+    pub async fn shutdown(&self) {
+        self.inner.parts.failure.expect_stop();
+        self.inner.stop.send_replace(true);
+        if let Err(error) = self.inner.parts.raft.shutdown().await {
+            tracing::warn!(%error, "consensus ended badly while stopping");
+        }
+    }
+
+    /// Metrics of this member, its log store's included; states are brought up to date by the call.
+    pub fn metrics(&self) -> &prometheus::Registry {
+        let metrics = &self.inner.parts.metrics;
+        metrics.observe(&self.status());
+        metrics.read_rounds.inc_by(self.inner.barrier.rounds.swap(0, Ordering::Relaxed));
+        &metrics.registry
+    }
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Inner<C, M, N> {
+    /// One confirmation by openraft's linearizer. Holds no reference to the node.
+    fn confirm(&self) -> impl Future<Output = Result<u64, ReadError>> + Send + 'static {
+        let (raft, failure, suspend) = (self.parts.raft.clone(), self.parts.failure.clone(), self.suspend.clone());
+        let (applied, profile) = (self.parts.machine.progress.clone(), self.parts.options.election);
+        let suspensions = self.parts.metrics.suspensions.clone();
+        async move {
+            if let Some(fatal) = failure.get() {
+                return Err(ReadError::Fatal(fatal.to_string()));
+            }
+            let doubtful = suspend.doubtful(C::suspended());
+            let age = if doubtful { std::time::Duration::ZERO } else { profile.read_confirmation_age_max() };
+            let option = LinearizerOption::new(Some(age), true).with_wait_timeout(profile.timeout_max());
+            let linearizer = raft.get_read_linearizer(option).await.map_err(|e| read_error::<C>(e))?;
+            if doubtful {
+                suspensions.inc();
+                suspend.confirmed();
+            }
+            let needed = *linearizer.read_log_id().log_id();
+            let reached = |at: Option<LogPosition>| at.is_some_and(|at| at.index >= needed.index);
+            if !reached(applied.get())
+                && let Select2::First(fatal) = C::AsyncRuntime::select2(failure.wait(), applied.wait_for(reached)).await
+            {
+                return Err(ReadError::Fatal(fatal.to_string()));
+            }
+            Ok(term_of(&needed))
+        }
+    }
+}
+
+fn read_error<C: Host>(error: RaftError<C, LinearizableReadError<C>>) -> ReadError {
+    match error {
+        RaftError::APIError(LinearizableReadError::ForwardToLeader(forward)) => ReadError::NotLeader { hint: hint(&forward) },
+        RaftError::APIError(LinearizableReadError::QuorumNotEnough(error)) => ReadError::Unavailable(error.to_string()),
+        RaftError::Fatal(fatal) => ReadError::Fatal(fatal.to_string()),
+    }
+}

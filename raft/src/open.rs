@@ -1,0 +1,126 @@
+//! Opening a member: directory, identity, log and snapshots are checked against each other before anything is said to
+//! anybody.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use openraft::Raft;
+use prometheus::Registry;
+use tidepool_proto::{Error, ErrorCode};
+
+use crate::apply::{Adapter, Applied};
+use crate::failure::{Failure, FatalError};
+use crate::fence::StartupFence;
+use crate::host::Host;
+use crate::identity::IdentityStore;
+use crate::log::{LogStore, OpenLogError, OpenReport};
+use crate::machine::StateMachine;
+use crate::metrics::NodeMetrics;
+use crate::network::Network;
+use crate::node::{Parts, RaftNode};
+use crate::options::Options;
+use crate::peer::Peers;
+use crate::snapshot::SnapshotStore;
+
+/// Why a member does not start: code and message say what to do.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct OpenError(#[from] pub Error);
+
+impl OpenError {
+    pub(crate) fn corrupt(message: String) -> OpenError {
+        OpenError(Error::new(ErrorCode::StorageCorrupt, message))
+    }
+    pub(crate) fn storage(error: impl Into<io::Error>) -> OpenError {
+        let error = error.into();
+        let code = if error.kind() == io::ErrorKind::InvalidData { ErrorCode::StorageCorrupt } else { ErrorCode::StorageFailed };
+        OpenError(Error::new(code, error.to_string()))
+    }
+    pub(crate) fn fatal(fatal: &FatalError) -> OpenError {
+        OpenError(Error::new(ErrorCode::StorageFailed, fatal.to_string()))
+    }
+}
+
+impl From<OpenLogError> for OpenError {
+    fn from(error: OpenLogError) -> OpenError {
+        let code = match &error {
+            OpenLogError::Io { .. } | OpenLogError::Thread(_) => ErrorCode::StorageFailed,
+            OpenLogError::Metrics(_) => ErrorCode::Internal,
+            _ => ErrorCode::StorageCorrupt,
+        };
+        OpenError(Error::new(code, error.to_string()))
+    }
+}
+
+/// An open log and what hangs on it.
+pub(crate) struct OpenLog<C: Host> {
+    pub(crate) store: LogStore<C>,
+    pub(crate) report: OpenReport,
+    pub(crate) failure: Arc<Failure>,
+    pub(crate) registry: Registry,
+}
+
+/// Puts a member together over an open log. `network` is made once the identity is known.
+pub(crate) async fn open<C, M, N>(
+    options: Options,
+    machine: Arc<M>,
+    log: OpenLog<C>,
+    network: impl FnOnce(Arc<IdentityStore>) -> N,
+) -> Result<RaftNode<C, M, N>, OpenError>
+where
+    C: Host<Outcome = M::Outcome>,
+    M: StateMachine,
+    N: Network,
+{
+    let (dir, node_id, store_id) = (options.data_dir.clone(), options.node_id, log.store.store_id());
+    let new_directory = log.report.is_pristine();
+    let (identity, snapshots) = C::blocking(move || {
+        let identity = IdentityStore::open(&dir, node_id, store_id, new_directory)?;
+        let snapshots = SnapshotStore::open(&dir.join("snapshots")).map_err(OpenError::storage)?;
+        Ok::<_, OpenError>((Arc::new(identity), snapshots))
+    })
+    .await
+    .map_err(OpenError::storage)??;
+    check_together(&options.data_dir, &identity, &log.report, &snapshots)?;
+    if let Some(at) = machine.applied() {
+        return Err(OpenError::corrupt(format!("the state machine is not empty at the start: it stands at {at}")));
+    }
+
+    let metrics = NodeMetrics::new(log.registry).map_err(|e| OpenError::corrupt(format!("metrics: {e}")))?;
+    let used = !log.report.is_pristine() || snapshots.current().is_some();
+    let fence = Arc::new(StartupFence::new(options.election, used, options.fence));
+    let applied = Applied::new(machine, snapshots, log.failure.clone());
+    let network = network(identity.clone());
+    let config = options.election.openraft_config().validate();
+    let config = Arc::new(config.map_err(|e| OpenError(Error::new(ErrorCode::InvalidParams, e.to_string())))?);
+    let peers = Peers { own: node_id.0, profile: options.election, network: network.clone() };
+    let raft = Raft::new(node_id.0, config, peers, log.store, Adapter::<C, M>::new(applied.clone())).await;
+    let raft = raft.map_err(|fatal| match log.failure.get() {
+        Some(cause) => OpenError::fatal(&cause),
+        None => OpenError::storage(io::Error::other(fatal)),
+    })?;
+    Ok(RaftNode::assemble(Parts { options, raft, machine: applied, identity, network, fence, failure: log.failure, metrics }))
+}
+
+/// The directory's parts must belong together: a member that lost one of them must not vote.
+fn check_together(dir: &Path, identity: &IdentityStore, report: &OpenReport, snapshots: &SnapshotStore) -> Result<(), OpenError> {
+    let dir = dir.display();
+    let record = identity.record();
+    if record.took_part && report.is_pristine() {
+        return Err(OpenError::corrupt(format!(
+            "{dir} took part in {} but its log is empty; a member that lost its log must not vote: move the directory away \
+             and join as a learner under a new node id",
+            identity.cluster()
+        )));
+    }
+    let covered = snapshots.current().and_then(|file| file.meta().last_log_id);
+    if report.purged > covered {
+        let (purged, covered) = (report.purged.map_or(0, |id| id.index), covered.map_or(0, |id| id.index));
+        return Err(OpenError::corrupt(format!(
+            "the log in {dir} begins after index {purged}, and the newest intact snapshot covers only {covered}: the state \
+             between is lost here; move the directory away and join as a learner under a new node id"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Members on simulated machines: started, killed with their unsynced writes, started again.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::Registry;
+use tidepool_proto::{Address, NodeId};
+
+use super::host::seed_host;
+use super::network::{SimNetwork, World};
+use crate::failure::{Failure, FatalError};
+use crate::log::{Flushing, LogOptions, LogStore, SimulatedDisk, StoreId};
+use crate::machine::StateMachine;
+use crate::node::RaftNode;
+use crate::open::{OpenError, OpenLog, open};
+use crate::options::{Member, Options};
+use crate::types::SimConfig;
+
+/// A simulated member.
+pub type SimNode<M> = RaftNode<SimConfig<<M as StateMachine>::Outcome>, M, SimNetwork<M>>;
+
+/// Entries cached by a simulated log: little, so that reads from the disk happen.
+const CACHE_BYTES: usize = 4 << 10;
+
+/// A cluster of simulated machines. Cheap to clone.
+pub struct SimCluster<M: StateMachine> {
+    shared: Arc<Shared<M>>,
+}
+
+impl<M: StateMachine> Clone for SimCluster<M> {
+    fn clone(&self) -> Self {
+        SimCluster { shared: self.shared.clone() }
+    }
+}
+
+struct Shared<M: StateMachine> {
+    world: World<M>,
+    root: PathBuf,
+    members: Vec<Member>,
+    machine: Box<dyn Fn() -> M + Send + Sync>,
+    adjust: Box<dyn Fn(&mut Options) + Send + Sync>,
+    disks: Mutex<BTreeMap<u64, SimulatedDisk>>,
+    nodes: Mutex<BTreeMap<u64, SimNode<M>>>,
+}
+
+impl<M: StateMachine> SimCluster<M> {
+    /// `size` members, none started. Identity and snapshots lie below `root`; `adjust` changes settings.
+    pub fn new(
+        seed: u64,
+        size: u64,
+        root: &Path,
+        machine: impl Fn() -> M + Send + Sync + 'static,
+        adjust: impl Fn(&mut Options) + Send + Sync + 'static,
+    ) -> SimCluster<M> {
+        seed_host(seed);
+        let members = (1..=size).filter_map(|id| Some(Member { node_id: NodeId(id), address: address(id)? })).collect();
+        let disks = (1..=size).map(|id| (id, SimulatedDisk::new(StoreId(u128::from(seed) << 64 | u128::from(id)))));
+        let shared = Shared {
+            world: World::new(seed),
+            root: root.to_owned(),
+            members,
+            machine: Box::new(machine),
+            adjust: Box::new(adjust),
+            disks: Mutex::new(disks.collect()),
+            nodes: Mutex::default(),
+        };
+        SimCluster { shared: Arc::new(shared) }
+    }
+
+    /// The wires.
+    pub fn world(&self) -> &World<M> {
+        &self.shared.world
+    }
+
+    /// Ids of all members, started or not.
+    pub fn ids(&self) -> Vec<u64> {
+        self.shared.members.iter().map(|m| m.node_id.0).collect()
+    }
+
+    /// A running member.
+    pub fn node(&self, id: u64) -> Option<SimNode<M>> {
+        self.shared.nodes.lock().get(&id).cloned()
+    }
+
+    /// All running members.
+    pub fn nodes(&self) -> Vec<SimNode<M>> {
+        self.shared.nodes.lock().values().cloned().collect()
+    }
+
+    /// A member's disk.
+    pub fn disk(&self, id: u64) -> Option<SimulatedDisk> {
+        self.shared.disks.lock().get(&id).cloned()
+    }
+
+    /// Opens a member and lets it be reached; [`RaftNode::run`] is the caller's.
+    pub async fn start(&self, id: u64) -> Result<SimNode<M>, OpenError> {
+        let shared = &self.shared;
+        let missing = || OpenError::corrupt(format!("there is no machine {id}"));
+        let own = shared.members.iter().find(|m| m.node_id.0 == id).ok_or_else(missing)?;
+        let disk = self.disk(id).ok_or_else(missing)?;
+        let dir = shared.root.join(id.to_string());
+        std::fs::create_dir_all(&dir).map_err(OpenError::storage)?;
+        let mut options = Options::new(own.node_id, dir.clone(), own.address.clone(), shared.members.clone());
+        (shared.adjust)(&mut options);
+        let options = options.checked()?;
+        let (failure, registry) = (Arc::new(Failure::new()), Registry::new());
+        let reporting = failure.clone();
+        let log_options = LogOptions {
+            flushing: Flushing::Task,
+            cache_bytes: CACHE_BYTES,
+            fatal: Box::new(move |failure| reporting.report(FatalError::Storage(failure.to_string()))),
+        };
+        let (store, report) = LogStore::open(Arc::new(disk), &dir, log_options, &registry)?;
+        let log = OpenLog { store, report, failure, registry };
+        let world = shared.world.clone();
+        let node = open(options, Arc::new((shared.machine)()), log, |identity| SimNetwork::new(id, identity, world)).await?;
+        shared.world.listen(id, own.address.to_string(), node.inbound());
+        shared.nodes.lock().insert(id, node.clone());
+        Ok(node)
+    }
+
+    /// Power cut: of what was not synced the first `kept` writes survive, and with `torn` half of the next.
+    pub async fn kill(&self, id: u64, kept: usize, torn: bool) {
+        let node = self.shared.nodes.lock().remove(&id);
+        self.shared.world.hang_up(id);
+        let rebooted = self.disk(id).map(|disk| disk.crash(kept, torn));
+        if let Some(disk) = rebooted {
+            self.shared.disks.lock().insert(id, disk);
+        }
+        if let Some(node) = node {
+            node.shutdown().await;
+        }
+    }
+
+    /// Takes a member's data away: an empty machine under the same id.
+    pub async fn wipe(&self, id: u64) -> std::io::Result<()> {
+        self.kill(id, 0, false).await;
+        let fresh = SimulatedDisk::new(StoreId(u128::from(id) << 96 | 0xf5e5));
+        self.shared.disks.lock().insert(id, fresh);
+        std::fs::remove_dir_all(self.shared.root.join(id.to_string()))
+    }
+}
+
+fn address(id: u64) -> Option<Address> {
+    Address::new("127.0.0.1", u16::try_from(10_000 + id).ok()?).ok()
+}

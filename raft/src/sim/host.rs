@@ -1,0 +1,37 @@
+//! The simulated machine under a member: blocking work runs in place, randomness is seeded, nothing suspends.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::time::Duration;
+
+use super::random::SplitMix;
+use crate::host::Host;
+use crate::types::SimConfig;
+
+thread_local! {
+    static RANDOM: RefCell<SplitMix> = RefCell::new(SplitMix::new(0));
+}
+
+/// Seeds what [`Host::random`] answers on this thread.
+pub fn seed_host(seed: u64) {
+    RANDOM.with_borrow_mut(|random| *random = SplitMix::new(seed));
+}
+
+impl<O: std::fmt::Debug + Send + Sync + 'static> Host for SimConfig<O> {
+    fn blocking<T, F>(work: F) -> impl Future<Output = io::Result<T>> + Send
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        async move { Ok(work()) }
+    }
+
+    fn random() -> u128 {
+        RANDOM.with_borrow_mut(|random| u128::from(random.next()) << 64 | u128::from(random.next()))
+    }
+
+    fn suspended() -> Duration {
+        Duration::ZERO
+    }
+}

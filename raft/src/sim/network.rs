@@ -1,0 +1,247 @@
+//! The simulated wires: encoded bytes between members of one process, delayed, cut in one direction or both.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
+use openraft::async_runtime::AsyncRuntime;
+use openraft_rt_sim::SimRuntime;
+use parking_lot::Mutex;
+use tidepool_proto::v1;
+
+use super::random::SplitMix;
+use crate::identity::IdentityStore;
+use crate::inbound::Inbound;
+use crate::machine::StateMachine;
+use crate::network::{Call, Lane, Link, LinkError, Network};
+use crate::snapshot::SnapshotFile;
+use crate::types::{NodeId, SimConfig};
+
+/// How often a cut wire is looked at again.
+const RETRANSMIT: Duration = Duration::from_millis(20);
+const CHUNK_BYTES: usize = 64 << 10;
+
+type Door<M> = Inbound<SimConfig<<M as StateMachine>::Outcome>, M>;
+
+/// The wires of all members, and who listens at their ends. Cheap to clone.
+pub struct World<M: StateMachine> {
+    state: Arc<Mutex<State<M>>>,
+}
+
+impl<M: StateMachine> Clone for World<M> {
+    fn clone(&self) -> Self {
+        World { state: self.state.clone() }
+    }
+}
+
+struct State<M: StateMachine> {
+    listening: BTreeMap<NodeId, Door<M>>,
+    addresses: BTreeMap<String, NodeId>,
+    cut: BTreeSet<(NodeId, NodeId)>,
+    delay_us: (u64, u64),
+    random: SplitMix,
+}
+
+impl<M: StateMachine> World<M> {
+    /// Wires that take 100 to 500 microseconds.
+    pub fn new(seed: u64) -> World<M> {
+        let state = State {
+            listening: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            delay_us: (100, 500),
+            random: SplitMix::new(seed ^ 0x5eed),
+        };
+        World { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Somebody listens at an address.
+    pub fn listen(&self, id: NodeId, address: String, door: Door<M>) {
+        let mut state = self.state.lock();
+        state.addresses.insert(address, id);
+        state.listening.insert(id, door);
+    }
+
+    /// Nobody listens any more: connections are refused at once.
+    pub fn hang_up(&self, id: NodeId) {
+        self.state.lock().listening.remove(&id);
+    }
+
+    /// What `from` sends no longer reaches `to`. Silently.
+    pub fn cut(&self, from: NodeId, to: NodeId) {
+        self.state.lock().cut.insert((from, to));
+    }
+
+    /// Cuts both directions.
+    pub fn part(&self, a: NodeId, b: NodeId) {
+        self.cut(a, b);
+        self.cut(b, a);
+    }
+
+    /// Mends every wire.
+    pub fn heal(&self) {
+        self.state.lock().cut.clear();
+    }
+
+    /// One-way delay in microseconds, from to.
+    pub fn set_delay_us(&self, low: u64, high: u64) {
+        self.state.lock().delay_us = (low, high);
+    }
+
+    fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
+        self.state.lock().cut.contains(&(from, to))
+    }
+
+    fn door(&self, id: NodeId) -> Option<Door<M>> {
+        self.state.lock().listening.get(&id).cloned()
+    }
+
+    /// The way from one to the other: takes its time, and for ever while it is cut.
+    async fn travel(&self, from: NodeId, to: NodeId) {
+        let delay = {
+            let state = &mut *self.state.lock();
+            state.random.range(state.delay_us.0, state.delay_us.1)
+        };
+        SimRuntime::sleep(Duration::from_micros(delay)).await;
+        while self.is_cut(from, to) {
+            SimRuntime::sleep(RETRANSMIT).await;
+        }
+    }
+}
+
+/// The network as one member uses it.
+pub struct SimNetwork<M: StateMachine> {
+    own: NodeId,
+    identity: Arc<IdentityStore>,
+    world: World<M>,
+}
+
+impl<M: StateMachine> Clone for SimNetwork<M> {
+    fn clone(&self) -> Self {
+        SimNetwork { own: self.own, identity: self.identity.clone(), world: self.world.clone() }
+    }
+}
+
+impl<M: StateMachine> SimNetwork<M> {
+    /// The wires of `world`, spoken over by `own`.
+    pub fn new(own: NodeId, identity: Arc<IdentityStore>, world: World<M>) -> SimNetwork<M> {
+        SimNetwork { own, identity, world }
+    }
+
+    async fn reach(&self, address: &str, limit: Duration) -> Result<(NodeId, Door<M>), LinkError> {
+        let id = self.world.state.lock().addresses.get(address).copied();
+        let id = id.ok_or_else(|| LinkError::Unreachable(format!("{address}: nobody is there")))?;
+        within(limit, self.world.travel(self.own, id)).await?;
+        let door = self.world.door(id).ok_or_else(|| LinkError::Unreachable(format!("{address}: connection refused")))?;
+        Ok((id, door))
+    }
+}
+
+async fn within<T: Send>(limit: Duration, work: impl Future<Output = T> + Send) -> Result<T, LinkError> {
+    SimRuntime::timeout(limit, work).await.map_err(|_| LinkError::Timeout(limit))
+}
+
+/// A lane to one member.
+pub struct SimLink<M: StateMachine> {
+    network: SimNetwork<M>,
+    target: NodeId,
+}
+
+impl<M: StateMachine> Network for SimNetwork<M> {
+    type Link = SimLink<M>;
+
+    fn link(&self, target: NodeId, _address: &str, _lane: Lane) -> SimLink<M> {
+        SimLink { network: self.clone(), target }
+    }
+
+    async fn handshake(&self, address: &str, request: v1::HandshakeRequest, limit: Duration) -> Result<v1::HandshakeResponse, LinkError> {
+        let (id, door) = self.reach(address, limit).await?;
+        let answer = within(limit, door.handshake(request)).await?;
+        within(limit, self.world.travel(id, self.own)).await?;
+        Ok(answer)
+    }
+
+    async fn prepare(&self, address: &str, request: v1::PrepareRequest, limit: Duration) -> Result<v1::PrepareResponse, LinkError> {
+        let (id, door) = self.reach(address, limit).await?;
+        let answer = within(limit, door.prepare(request)).await?;
+        within(limit, self.world.travel(id, self.own)).await?;
+        Ok(answer)
+    }
+}
+
+impl<M: StateMachine> SimLink<M> {
+    fn refused(&self) -> LinkError {
+        LinkError::Unreachable(format!("node {}: connection refused", self.target))
+    }
+
+    /// Through the door, if it is open and lets us in.
+    fn enter(&self) -> Result<Door<M>, LinkError> {
+        let door = self.network.world.door(self.target).ok_or_else(|| self.refused())?;
+        let identity = &self.network.identity;
+        door.admit(Some(&identity.to_wire()), self.target, &identity.store_uuid()).map_err(LinkError::Refused)?;
+        Ok(door)
+    }
+}
+
+impl<M: StateMachine> Link for SimLink<M> {
+    async fn call(&self, call: Call, payload: Bytes, limit: Duration) -> Result<Bytes, LinkError> {
+        let (world, own) = (&self.network.world, self.network.own);
+        within(limit, async {
+            world.travel(own, self.target).await;
+            let answer = self.enter()?.call(call, payload).await.map_err(LinkError::Refused)?;
+            world.travel(self.target, own).await;
+            Ok(answer)
+        })
+        .await?
+    }
+
+    async fn append(
+        &self,
+        requests: BoxStream<'static, Bytes>,
+        limit: Duration,
+    ) -> Result<BoxStream<'static, Result<Bytes, LinkError>>, LinkError> {
+        let (world, own, target) = (self.network.world.clone(), self.network.own, self.target);
+        within(limit, world.travel(own, target)).await?;
+        let door = self.enter()?;
+        let there = world.clone();
+        let arriving = requests.then(move |request| {
+            let world = there.clone();
+            async move {
+                world.travel(own, target).await;
+                request
+            }
+        });
+        let answers = door.append(arriving.boxed());
+        let back = answers.then(move |answer| {
+            let world = world.clone();
+            async move {
+                world.travel(target, own).await;
+                answer.map_err(LinkError::Refused)
+            }
+        });
+        Ok(back.boxed())
+    }
+
+    async fn snapshot(&self, offer: Bytes, file: SnapshotFile, limit: Duration) -> Result<Bytes, LinkError> {
+        let (world, own) = (&self.network.world, self.network.own);
+        within(limit, async {
+            world.travel(own, self.target).await;
+            let mut arrival = self.enter()?.snapshot(offer).await.map_err(LinkError::Refused)?;
+            let mut offsets = stream::iter((0..file.length()).step_by(CHUNK_BYTES));
+            while let Some(offset) = offsets.next().await {
+                let data = file.read_at(offset, CHUNK_BYTES).map_err(|e| LinkError::Unreachable(e.to_string()))?;
+                world.travel(own, self.target).await;
+                // A member that died meanwhile takes nothing more.
+                self.enter()?;
+                arrival = arrival.chunk(offset, data).await.map_err(LinkError::Refused)?;
+            }
+            let answer = arrival.finish().await.map_err(LinkError::Refused)?;
+            world.travel(self.target, own).await;
+            Ok(answer)
+        })
+        .await?
+    }
+}

@@ -1,0 +1,95 @@
+//! What a member knows about itself and, when it leads, about the others.
+
+use std::time::Duration;
+
+use openraft::async_runtime::{AsyncRuntime, Instant};
+use openraft::metrics::RaftMetrics;
+use tidepool_proto::NodeId;
+
+use crate::host::Host;
+use crate::identity::ClusterIdentity;
+use crate::leadership::{Leadership, Role};
+use crate::options::Member;
+
+/// Figures of one member at one moment. An index of 0 means none.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodeStatus {
+    /// This member.
+    pub node_id: NodeId,
+    /// Cluster and history; zeros before they are known.
+    pub identity: ClusterIdentity,
+    /// Role, term, leader.
+    pub leadership: Leadership,
+    /// Last entry in the log.
+    pub last_log_index: u64,
+    /// Last entry known to be committed by a quorum.
+    pub committed_index: u64,
+    /// Last entry applied.
+    pub applied_index: u64,
+    /// Last entry dropped from the log.
+    pub purged_index: u64,
+    /// Last entry that the current snapshot covers.
+    pub snapshot_index: u64,
+    /// Entries and payload bytes applied since that snapshot.
+    pub entries_since_snapshot: u64,
+    /// Payload bytes applied since that snapshot.
+    pub bytes_since_snapshot: u64,
+    /// Entries applied since the start.
+    pub entries_applied: u64,
+    /// Time since a quorum last confirmed this leader; none elsewhere.
+    pub quorum_confirmed_ago: Option<Duration>,
+    /// Voters and learners.
+    pub members: Vec<MemberStatus>,
+    /// Whether this member takes part in elections yet.
+    pub fenced: bool,
+    /// What the start still waits for, in words.
+    pub waiting_for: Option<String>,
+    /// Why the node stopped, if it did.
+    pub fatal: Option<String>,
+}
+
+/// One member as seen from here.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MemberStatus {
+    /// Who and where.
+    pub member: Member,
+    /// Whether it votes.
+    pub voter: bool,
+    /// Last entry it is known to hold; leader only.
+    pub matched_index: Option<u64>,
+    /// Time since it was last heard; leader only, and zero for itself.
+    pub last_heard: Option<Duration>,
+}
+
+impl NodeStatus {
+    /// Whether this member could lead without loss: it leads, or is a standby that applied all it knows committed.
+    pub fn promotable(&self) -> bool {
+        let caught_up = self.applied_index >= self.committed_index;
+        self.fatal.is_none() && !self.fenced && caught_up && matches!(self.leadership.role, Role::Leader | Role::Standby | Role::Candidate)
+    }
+}
+
+pub(crate) fn member_statuses<C: Host>(metrics: &RaftMetrics<C>) -> Vec<MemberStatus> {
+    let membership = metrics.membership_config.membership();
+    let leads = metrics.state.is_leader();
+    let now = <C::AsyncRuntime as AsyncRuntime>::Instant::now();
+    membership
+        .nodes()
+        .filter_map(|(id, node)| {
+            let own = *id == metrics.id;
+            let matched = match (&metrics.replication, own) {
+                (Some(_), true) => metrics.last_log_index,
+                (Some(replication), false) => replication.get(id).and_then(|log_id| log_id.as_ref().map(|l| l.index)),
+                (None, _) => None,
+            };
+            let heard = metrics.heartbeat.as_ref().and_then(|heard| heard.get(id)?.as_ref().map(|at| **at));
+            let last_heard = heard.map(|at| if now > at { now - at } else { Duration::ZERO });
+            Some(MemberStatus {
+                member: Member { node_id: NodeId(*id), address: node.address.parse().ok()? },
+                voter: membership.voter_ids().any(|voter| voter == *id),
+                matched_index: matched,
+                last_heard: if own && leads { Some(Duration::ZERO) } else { last_heard },
+            })
+        })
+        .collect()
+}
