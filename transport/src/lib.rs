@@ -15,11 +15,13 @@
 //!   has seen `leave` knows that nothing more will arrive (W5).
 
 pub mod access;
+pub mod conformance;
 pub mod engine;
 pub mod loan;
 pub mod local;
 pub mod memory;
 pub mod stats;
+pub mod tcp;
 
 pub use access::{ReadAccess, WriteAccess};
 pub use engine::{Engine, ReadItem, WriteError, WriteItem};

@@ -1,0 +1,160 @@
+//! One peer: its stripes, and the dialling of missing ones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidepool_proto::{Address, Error, ErrorCode};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use super::connection::Connection;
+use super::dialer::{Backoff, Dialer};
+use super::options::{DataIdentity, TcpOptions};
+use super::{handshake, socket};
+use crate::stats::Stats;
+
+/// A peer and its connections.
+pub(super) struct Peer {
+    address: Address,
+    stripes: Mutex<Vec<Arc<Connection>>>,
+    /// Held by whoever dials; a dial outlives the call that asked for it.
+    dialling: Arc<tokio::sync::Mutex<()>>,
+    dialer: Dialer,
+}
+
+impl Peer {
+    pub(super) fn new(address: Address) -> Arc<Peer> {
+        Arc::new(Peer { address, stripes: Mutex::default(), dialling: Arc::default(), dialer: Dialer::default() })
+    }
+
+    fn open_stripes(&self) -> Vec<Arc<Connection>> {
+        let mut stripes = self.stripes.lock();
+        stripes.retain(|connection| connection.is_open());
+        stripes.clone()
+    }
+
+    /// Whether nothing is connected.
+    pub(super) fn is_idle(&self) -> bool {
+        self.open_stripes().is_empty()
+    }
+
+    /// Closes all stripes.
+    pub(super) fn close(&self, error: &Error) {
+        let stripes = std::mem::take(&mut *self.stripes.lock());
+        stripes.iter().for_each(|connection| connection.close(error.clone()));
+    }
+
+    /// Open connections: at least one, up to `wanted`. While the peer is down this fails at once until the next dial
+    /// is due; a peer with some stripes works with those.
+    pub(super) async fn connections(
+        self: &Arc<Self>,
+        wanted: usize,
+        options: &Arc<TcpOptions>,
+        identity: DataIdentity,
+        stats: &Arc<Stats>,
+    ) -> Result<Vec<Arc<Connection>>, Error> {
+        let open = self.open_stripes();
+        if open.len() >= wanted {
+            return Ok(open);
+        }
+        let turn = match open.is_empty() {
+            true => self.dialling.clone().lock_owned().await,
+            // Somebody is adding stripes already: go on with what there is.
+            false => match self.dialling.clone().try_lock_owned() {
+                Ok(turn) => turn,
+                Err(_) => return Ok(open),
+            },
+        };
+        let open = self.open_stripes();
+        if open.len() >= wanted {
+            return Ok(open);
+        }
+        if open.is_empty() {
+            self.dialer.admit(Instant::now()).map_err(|e| self.named(&e))?;
+        }
+        let (peer, options, stats) = (self.clone(), options.clone(), stats.clone());
+        let dialled = tokio::spawn(async move {
+            let _turn = turn;
+            loop {
+                let open = peer.open_stripes();
+                if open.len() >= wanted {
+                    return Ok(open);
+                }
+                match peer.dial(&options, identity, &stats).await {
+                    Ok(connection) => peer.stripes.lock().push(connection),
+                    Err(error) => {
+                        Stats::add(&stats.connections_failed, 1);
+                        peer.dialer.failed(Instant::now(), backoff(&options), &error);
+                        return if open.is_empty() { Err(peer.named(&error)) } else { Ok(open) };
+                    }
+                }
+            }
+        });
+        match dialled.await {
+            Ok(result) => result,
+            Err(_) => Err(Error::new(ErrorCode::Unavailable, format!("dialling {} was cut short", self.address))),
+        }
+    }
+
+    fn named(&self, error: &Error) -> Error {
+        Error::new(error.code(), format!("data plane of {}: {}", self.address, error.message()))
+            .retry_after(error.retry_after_ms())
+    }
+
+    async fn dial(
+        self: &Arc<Self>,
+        options: &Arc<TcpOptions>,
+        identity: DataIdentity,
+        stats: &Arc<Stats>,
+    ) -> Result<Arc<Connection>, Error> {
+        let limit = options.connect_timeout;
+        let stream = match timeout(limit, self.open(options, identity)).await {
+            Ok(stream) => stream?,
+            Err(_) => {
+                let what = format!("no connection within {} ms", limit.as_millis());
+                return Err(Error::new(ErrorCode::TransferFailed, what));
+            }
+        };
+        let (peer, backoff) = (Arc::downgrade(self), backoff(options));
+        let on_end = move |error: &Error, opened: Instant, answered: bool| {
+            if let Some(peer) = peer.upgrade() {
+                peer.dialer.ended(Instant::now(), backoff, opened, answered, error);
+            }
+        };
+        Ok(Connection::start(
+            self.address.to_string(),
+            stream,
+            options.in_flight_frames_max,
+            options.stall_timeout,
+            stats.clone(),
+            Box::new(on_end),
+        ))
+    }
+
+    async fn open(&self, options: &TcpOptions, identity: DataIdentity) -> Result<TcpStream, Error> {
+        let failed = |e: std::io::Error| Error::new(ErrorCode::TransferFailed, e.to_string());
+        let addresses = tokio::net::lookup_host((self.address.host(), self.address.port())).await.map_err(failed)?;
+        let mut last = Error::new(ErrorCode::TransferFailed, "the name has no address");
+        let addresses: Vec<_> = addresses.collect();
+        // A name with several addresses must not spend the whole limit on the first.
+        let each = options.connect_timeout / addresses.len().max(1) as u32;
+        for address in addresses {
+            match timeout(each, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    let (idle, unacknowledged) = (options.keepalive_idle, options.unacknowledged_timeout);
+                    socket::configure(&stream, idle, unacknowledged, options.socket_buffer_bytes).map_err(failed)?;
+                    handshake::dial(&stream, identity, Duration::from_secs(3600)).await?;
+                    return Ok(stream);
+                }
+                Ok(Err(error)) => last = failed(error),
+                Err(_) => last = failed(std::io::ErrorKind::TimedOut.into()),
+            }
+        }
+        Err(last)
+    }
+}
+
+fn backoff(options: &TcpOptions) -> Backoff {
+    Backoff { min: options.backoff_min, max: options.backoff_max }
+}

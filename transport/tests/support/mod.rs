@@ -1,0 +1,98 @@
+//! A tcp server on port 0 with its accept loop, as the datanode has one.
+#![allow(dead_code)]
+
+pub mod proxy;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tidepool_proto::{Address, ClusterId, History, Incarnation, NodeId};
+use tidepool_transport::conformance::{Factory, Pair, Server};
+use tidepool_transport::tcp::{DataIdentity, TcpEngine, TcpOptions, TcpServer, TcpServerOptions};
+use tidepool_transport::{Engine, Memory};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+pub fn identity(node: u64) -> DataIdentity {
+    let incarnation = Incarnation(if node == 0 { 0 } else { 7 });
+    DataIdentity { cluster: ClusterId([1; 16]), history: History(2), node: NodeId(node), incarnation }
+}
+
+pub fn options() -> TcpOptions {
+    // A loaded test machine may take its time to accept.
+    TcpOptions { connect_timeout: std::time::Duration::from_secs(10), ..TcpOptions::new(identity(0)) }
+}
+
+/// A served memory, on a runtime of its own: a call that blocks in it must not hold up the engine's tasks, as it
+/// would not from another process.
+pub struct Served {
+    pub server: TcpServer,
+    pub socket: SocketAddr,
+    pub address: Address,
+    accepting: JoinHandle<()>,
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Served {
+    pub async fn start(memory: Arc<dyn Memory>) -> Served {
+        Served::with(TcpServerOptions::new(identity(1)), memory).await
+    }
+
+    pub async fn with(options: TcpServerOptions, memory: Arc<dyn Memory>) -> Served {
+        let server = TcpServer::new(options, memory);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let socket = listener.local_addr().unwrap();
+        let accepting = runtime.spawn({
+            let server = server.clone();
+            async move {
+                let listener = TcpListener::from_std(listener).unwrap();
+                while let Ok((stream, _)) = listener.accept().await {
+                    server.serve(stream);
+                }
+            }
+        });
+        Served { server, socket, address: socket.to_string().parse().unwrap(), accepting, runtime: Some(runtime) }
+    }
+
+    /// Stops listening and drops every connection.
+    pub fn kill(&self) {
+        self.accepting.abort();
+        self.server.close_all();
+    }
+}
+
+struct Serving(Served);
+
+impl Server for Serving {
+    fn kill(&self) {
+        self.0.kill();
+    }
+}
+
+/// Pairs over loopback.
+pub struct TcpFactory;
+
+impl Factory for TcpFactory {
+    fn pair(&self, memory: Arc<dyn Memory>) -> BoxFuture<'_, Pair> {
+        async move {
+            let served = Served::start(memory).await;
+            let engine: Arc<dyn Engine> = Arc::new(TcpEngine::new(options()));
+            let peer = served.address.clone();
+            Pair { engine, peer, server: Box::new(Serving(served)) }
+        }
+        .boxed()
+    }
+}
