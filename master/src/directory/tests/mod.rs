@@ -1,13 +1,13 @@
 //! Tests of the directory as a whole.
 
-//mod bad_ops;
-//mod decode;
-//mod eviction;
-//mod listing;
+mod bad_ops;
+mod decode;
+mod eviction;
+mod listing;
 mod measure;
-//mod model;
-//mod put;
-//mod random;
-//mod replay;
-//mod sessions;
+mod model;
+mod put;
+mod random;
+mod replay;
+mod sessions;
 mod world;

@@ -31,8 +31,15 @@ impl World {
         (world, nodes, session)
     }
 
-    /// Applies ops as one entry, encoded and decoded on the way.
+    /// Applies ops as one entry, encoded and decoded on the way, and checks every invariant.
     pub(super) fn apply(&mut self, ops: &[Op<'_>]) -> Vec<Outcome> {
+        let outcomes = self.apply_unchecked(ops);
+        self.directory.check_invariants().unwrap();
+        outcomes
+    }
+
+    /// Applies without the checks, which walk everything: to make a large state.
+    pub(super) fn apply_unchecked(&mut self, ops: &[Op<'_>]) -> Vec<Outcome> {
         let mut builder = EntryBuilder::new(FEATURE_LEVEL);
         for op in ops {
             builder.push(op).unwrap();
@@ -43,7 +50,6 @@ impl World {
         assert_eq!(entry.ops, ops);
         let outcomes = self.directory.apply_entry(index, 1, &entry);
         self.log.push((index, bytes));
-        self.directory.check_invariants().unwrap();
         outcomes
     }
 
@@ -62,6 +68,12 @@ impl World {
             }
             other => panic!("{op:?} was not refused: {other:?}"),
         }
+    }
+
+    /// As `refused`, when log time has moved since the last entry.
+    pub(super) fn refused_after_time(&mut self, op: Op<'_>, code: ErrorCode) -> String {
+        self.apply(&[]);
+        self.refused(op, code)
     }
 
     pub(super) fn register(&mut self, uuid: u8, process: u8, host: &str) -> (NodeId, Incarnation) {
@@ -118,6 +130,12 @@ impl World {
 
     pub(super) fn start(&mut self, session: SessionId, key: &str, length: u64) -> Grant {
         let put = self.put_op(session, key, length);
+        self.granted(put)
+    }
+
+    /// A put of 100 bytes in so many copies, best effort.
+    pub(super) fn start_copies(&mut self, session: SessionId, key: &str, replica_num: u8) -> Grant {
+        let put = PutStart { replica_num, ..self.put_op(session, key, 100) };
         self.granted(put)
     }
 
