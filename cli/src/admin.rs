@@ -105,14 +105,20 @@ pub fn leader(answers: &[Answer]) -> Option<(&Address, &StatusResponse)> {
 }
 
 /// Asks the leader to hand over; 0 lets it choose.
-pub async fn transfer_leader(leader: &Address, target_node_id: u64, within: Duration) -> Result<TransferResponse, Error> {
+pub async fn transfer_leader(
+    leader: &Address,
+    target_node_id: u64,
+    within: Duration,
+) -> Result<TransferResponse, Error> {
     let mut client = connect(leader, within).await?;
     let call = client.transfer_leader(TransferRequest { target_node_id });
     let response = match tokio::time::timeout(within, call).await {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => return Err(unreachable(leader, status.message())),
         Err(_) => {
-            let text = format!("no answer from {leader} within {within:?}; whether it handed over is unknown: see tidepool status");
+            let text = format!(
+                "no answer from {leader} within {within:?}; whether it handed over is unknown: see tidepool status"
+            );
             return Err(Error::new(ErrorCode::DeadlineExceeded, text));
         }
     };

@@ -16,9 +16,11 @@ use crate::output::Format;
 /// the directory.
 #[derive(Parser, Debug)]
 #[command(name = "tidepool", version, propagate_version = true, max_term_width = 120)]
-#[command(after_help = "Every setting is a flag, an environment variable (TIDEPOOL_...) and a key of the file given by --config;\n\
+#[command(
+    after_help = "Every setting is a flag, an environment variable (TIDEPOOL_...) and a key of the file given by --config;\n\
                         'tidepool config show' prints each with its origin. Data goes to stdout, everything else to stderr.\n\
-                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt.")]
+                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt."
+)]
 pub struct Cli {
     /// Configuration file (TOML)
     #[arg(long, global = true, value_name = "PATH", env = "TIDEPOOL_CONFIG", help_heading = "Shared options")]

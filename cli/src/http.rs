@@ -143,7 +143,9 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     }
     match TextEncoder::new().encode_to_string(&families) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("metrics cannot be encoded: {error}\n")).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("metrics cannot be encoded: {error}\n")).into_response()
+        }
     }
 }
 
@@ -206,7 +208,11 @@ impl Connection {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
         let result = Pin::new(&mut self.stream).poll_read(context, buffer);
         if result.is_pending() && self.idle.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()));

@@ -29,12 +29,13 @@ impl LogControl {
     pub fn current(&self) -> String {
         self.handle.with_current(EnvFilter::to_string).unwrap_or_default()
     }
-
 }
 
 fn parse(filter: &str) -> Result<EnvFilter, String> {
     if filter.trim().is_empty() {
-        return Err("log filter is empty; write a level such as info, or target=level pairs separated by commas".to_owned());
+        return Err(
+            "log filter is empty; write a level such as info, or target=level pairs separated by commas".to_owned()
+        );
     }
     EnvFilter::builder().parse(filter).map_err(|error| {
         format!("log filter '{filter}': {error}; write a level such as info, or target=level pairs separated by commas")
@@ -49,7 +50,9 @@ pub fn start(filter: &str, format: &str, node: &str) -> anyhow::Result<LogContro
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     let result = if format == "json" {
         let inner = tracing_subscriber::fmt::format().json().flatten_event(true).with_span_list(false);
-        registry.with(layer.fmt_fields(JsonFields::new()).event_format(NodeJson { inner, node: node.to_owned() })).try_init()
+        registry
+            .with(layer.fmt_fields(JsonFields::new()).event_format(NodeJson { inner, node: node.to_owned() }))
+            .try_init()
     } else {
         let prefix = if node.is_empty() { String::new() } else { format!("node={node} ") };
         let inner = tracing_subscriber::fmt::format().with_ansi(false);

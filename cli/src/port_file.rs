@@ -18,6 +18,9 @@ pub struct PortFile {
     pub rpc: String,
     /// Address of the HTTP port.
     pub http: String,
+    /// Address of the datanode's HTTP port, where one process runs both roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub datanode_http: Option<String>,
 }
 
 impl PortFile {
@@ -42,7 +45,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ports.json");
         for port in [1, 2] {
-            let file = PortFile { role: "master".into(), pid: 7, node_id: 1, rpc: format!("127.0.0.1:{port}"), http: String::new() };
+            let file = PortFile {
+                role: "master".into(),
+                pid: 7,
+                node_id: 1,
+                rpc: format!("127.0.0.1:{port}"),
+                http: String::new(),
+                datanode_http: None,
+            };
             file.write(&path).unwrap();
             let back: PortFile = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
             assert_eq!(back, file);

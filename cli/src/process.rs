@@ -15,7 +15,8 @@ impl ProcessMetrics {
     /// Registers the gauges.
     pub fn new() -> Result<ProcessMetrics, prometheus::Error> {
         let registry = Registry::new();
-        let build = IntGaugeVec::new(Opts::new("tidepool_build_info", "1, with the version of this binary"), &["version"])?;
+        let build =
+            IntGaugeVec::new(Opts::new("tidepool_build_info", "1, with the version of this binary"), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let resident_bytes = IntGauge::new("tidepool_process_resident_bytes", "Resident memory of this process")?;
         let cpu_seconds = Gauge::new("tidepool_process_cpu_seconds_total", "User and system time of this process")?;
@@ -62,7 +63,8 @@ mod tests {
     fn the_process_knows_itself() {
         let families = ProcessMetrics::new().unwrap().gather();
         let text = prometheus::TextEncoder::new().encode_to_string(&families).unwrap();
-        for name in ["tidepool_build_info{version=", "tidepool_process_resident_bytes ", "tidepool_process_open_files "] {
+        for name in ["tidepool_build_info{version=", "tidepool_process_resident_bytes ", "tidepool_process_open_files "]
+        {
             assert!(text.contains(name), "{name} not in\n{text}");
         }
         assert_eq!(cpu_ticks("1 (a) b) S 1 1 1 0 -1 4194304 1 1 1 1 30 12 0 0 20"), Some(42));

@@ -61,7 +61,11 @@ pub fn reference_text() -> String {
         };
         text.push_str(&format!("\n## {title}\n\n{lead}\n\n| key | accepts | default | meaning |\n|---|---|---|---|\n"));
         for setting in Setting::of(section) {
-            let default = if setting.default.is_empty() { setting.otherwise.to_owned() } else { format!("`{}`", setting.default) };
+            let default = if setting.default.is_empty() {
+                setting.otherwise.to_owned()
+            } else {
+                format!("`{}`", setting.default)
+            };
             let mut meaning = setting.help.to_owned();
             let aliases: Vec<String> = (setting.flags.iter().map(|alias| format!("`--{}`", alias.name)))
                 .chain(setting.environment.iter().map(|alias| format!("`{}`", alias.name)))

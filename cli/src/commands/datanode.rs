@@ -14,7 +14,8 @@ use crate::signals::{StopSignals, stop_in_order};
 pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::Result<Exit> {
     let mut signals = StopSignals::listen()?;
     let options = options(config)?;
-    let http = HttpPort::start(&options.listen, config.integer("datanode.http_port") as u16, "--http-port", log).await?;
+    let http =
+        HttpPort::start(&options.listen, config.integer("datanode.http_port") as u16, "--http-port", log).await?;
     let datanode = Datanode::start(options).await?;
     http.attach(face(&datanode));
     if let Some(path) = &role.port_file {
@@ -24,6 +25,7 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
             node_id: datanode.node_id().map_or(0, |node| node.0),
             rpc: datanode.address().to_string(),
             http: http.address.to_string(),
+            datanode_http: None,
         };
         file.write(path)?;
     }
@@ -68,7 +70,8 @@ pub fn options(config: &Config) -> anyhow::Result<DatanodeOptions> {
     if masters.is_empty() {
         return Err(Failed::usage("no master is named; set --masters HOST[:PORT],..."));
     }
-    let listen = config.address("datanode.listen").ok_or_else(|| Failed::usage("no address to listen on; set --listen"))?;
+    let listen =
+        config.address("datanode.listen").ok_or_else(|| Failed::usage("no address to listen on; set --listen"))?;
     let advertise = config.address("datanode.advertise");
     let multi_host = masters.iter().any(|master| !master.is_loopback());
     // Port 0 stands for the port that will be taken, so only the host is judged.
@@ -107,7 +110,12 @@ mod tests {
     fn with(flags: &[(&str, &str)]) -> anyhow::Result<DatanodeOptions> {
         let flags = flags
             .iter()
-            .map(|(path, text)| FlagValue { path: (*path).into(), flag: (*path).into(), unit: Unit::Own, text: (*text).into() })
+            .map(|(path, text)| FlagValue {
+                path: (*path).into(),
+                flag: (*path).into(),
+                unit: Unit::Own,
+                text: (*text).into(),
+            })
             .collect();
         options(&Layers { flags, ..Layers::default() }.resolve()?)
     }

@@ -31,9 +31,12 @@ pub async fn run(_context: &Context, args: &DevArgs, log: LogControl) -> anyhow:
 
     let temporary = match &args.data_dir {
         Some(_) => None,
-        None => Some(tempfile::Builder::new().prefix("tidepool-dev-").tempdir().context("cannot make a temporary directory")?),
+        None => Some(
+            tempfile::Builder::new().prefix("tidepool-dev-").tempdir().context("cannot make a temporary directory")?,
+        ),
     };
-    let data_dir = args.data_dir.clone().or_else(|| temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
+    let data_dir =
+        args.data_dir.clone().or_else(|| temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
 
     let http = HttpPort::start(&host, http_port(9003), "--free-ports", log.clone()).await?;
     let datanode_http = HttpPort::start(&host, http_port(9300), "--free-ports", log.clone()).await?;
@@ -42,7 +45,8 @@ pub async fn run(_context: &Context, args: &DevArgs, log: LogControl) -> anyhow:
     let master = commands::master::start(options, log).await?;
     http.attach(commands::master::face(&master));
     let listen = host.with_port(port(DATANODE_PORT)?);
-    let mut options = DatanodeOptions::new(data_dir.join("datanode"), listen, vec![rpc.clone()], split_dram(dram, dram));
+    let mut options =
+        DatanodeOptions::new(data_dir.join("datanode"), listen, vec![rpc.clone()], split_dram(dram, dram));
     options.host_id = commands::datanode::host_name();
     let datanode = Datanode::start(options).await?;
     datanode_http.attach(commands::datanode::face(&datanode));
@@ -54,10 +58,12 @@ pub async fn run(_context: &Context, args: &DevArgs, log: LogControl) -> anyhow:
             node_id: 1,
             rpc: rpc.to_string(),
             http: http.address.to_string(),
+            datanode_http: Some(datanode_http.address.to_string()),
         };
         file.write(path)?;
     }
-    let masters = if rpc.port() == MASTER_PORT && rpc.is_loopback() { String::new() } else { format!(" --masters {rpc}") };
+    let masters =
+        if rpc.port() == MASTER_PORT && rpc.is_loopback() { String::new() } else { format!(" --masters {rpc}") };
     output::print(
         format!(
             "a pool of {} is up: master at {rpc}, datanode at {}, metrics at http://{}/metrics\n\n  \

@@ -92,7 +92,9 @@ fn version() -> Finding {
 }
 
 async fn masters(context: &Context) -> Vec<Finding> {
-    let answers = admin::status_of_all(&context.config.addresses("masters"), context.deadline().min(Duration::from_secs(2))).await;
+    let answers =
+        admin::status_of_all(&context.config.addresses("masters"), context.deadline().min(Duration::from_secs(2)))
+            .await;
     let lead = admin::leader(&answers).is_some();
     answers
         .iter()
@@ -108,8 +110,13 @@ async fn masters(context: &Context) -> Vec<Finding> {
                 Finding::good("master", text)
             }
             Err(error) => {
-                let remedy = "start it, or name the right masters with --masters; check routes and firewalls in between";
-                if lead { Finding::bad("master", error.message(), remedy) } else { Finding::warning("master", error.message(), remedy) }
+                let remedy =
+                    "start it, or name the right masters with --masters; check routes and firewalls in between";
+                if lead {
+                    Finding::bad("master", error.message(), remedy)
+                } else {
+                    Finding::warning("master", error.message(), remedy)
+                }
             }
         })
         .collect()
@@ -186,7 +193,12 @@ fn hugepages() -> Finding {
     match (value("HugePages_Free:"), value("Hugepagesize:")) {
         (Some(free), Some(kib)) if free > 0 => Finding::good(
             "memory",
-            format!("{} available, {} of it as free huge pages of {}", show_size(available), show_size((free * kib) << 10), show_size(kib << 10)),
+            format!(
+                "{} available, {} of it as free huge pages of {}",
+                show_size(available),
+                show_size((free * kib) << 10),
+                show_size(kib << 10)
+            ),
         ),
         _ => Finding::good("memory", format!("{} available, no huge pages reserved (optional)", show_size(available))),
     }
@@ -203,16 +215,29 @@ fn clocks() -> Finding {
     let before = all();
     std::thread::sleep(Duration::from_millis(200));
     let after = all();
-    let rate = |at: usize| after[at].saturating_sub(before[at]).as_secs_f64() / after[1].saturating_sub(before[1]).as_secs_f64().max(1e-9);
+    let rate = |at: usize| {
+        after[at].saturating_sub(before[at]).as_secs_f64() / after[1].saturating_sub(before[1]).as_secs_f64().max(1e-9)
+    };
     let (boot, wall) = (rate(0), rate(2));
     let slept = after[0].saturating_sub(after[1]);
-    let text = format!("BOOTTIME runs at {boot:.4} of MONOTONIC, wall clock at {wall:.4}; suspended {} since boot", show_duration(slept));
+    let text = format!(
+        "BOOTTIME runs at {boot:.4} of MONOTONIC, wall clock at {wall:.4}; suspended {} since boot",
+        show_duration(slept)
+    );
     let off = |rate: f64| (rate - 1.0).abs() > 0.05;
     if off(boot) {
-        return Finding::bad("clocks", text, "leases assume clock rates within 5 %: this host's CLOCK_BOOTTIME is not fit; look at the clock source");
+        return Finding::bad(
+            "clocks",
+            text,
+            "leases assume clock rates within 5 %: this host's CLOCK_BOOTTIME is not fit; look at the clock source",
+        );
     }
     if off(wall) {
-        return Finding::warning("clocks", text, "the wall clock was stepped or slewed hard; Tidepool compares no wall times, logs will be odd");
+        return Finding::warning(
+            "clocks",
+            text,
+            "the wall clock was stepped or slewed hard; Tidepool compares no wall times, logs will be odd",
+        );
     }
     Finding::good("clocks", text)
 }
@@ -237,13 +262,22 @@ fn disk(directory: &Path) -> Finding {
     match measure() {
         Ok(median) => {
             let micros = median.as_micros().max(1);
-            let text = format!("a durable 4 KiB append in {place} takes {micros} us (median of {APPENDS}), {} a second", 1_000_000 / micros);
+            let text = format!(
+                "a durable 4 KiB append in {place} takes {micros} us (median of {APPENDS}), {} a second",
+                1_000_000 / micros
+            );
             if median > Duration::from_millis(20) {
-                return Finding::warning("disk", text, "masters wait for this disk: put data_dir on an SSD with power-loss protection");
+                return Finding::warning(
+                    "disk",
+                    text,
+                    "masters wait for this disk: put data_dir on an SSD with power-loss protection",
+                );
             }
             Finding::good("disk", text)
         }
-        Err(error) => Finding::bad("disk", format!("cannot write in {place}: {error}"), "name a writable directory with --dir"),
+        Err(error) => {
+            Finding::bad("disk", format!("cannot write in {place}: {error}"), "name a writable directory with --dir")
+        }
     }
 }
 

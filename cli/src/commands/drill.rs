@@ -32,7 +32,8 @@ fn exit(verdict: Verdict) -> Exit {
 pub async fn run(context: &Context, command: &DrillCommand) -> anyhow::Result<Exit> {
     match command {
         DrillCommand::KillLeader(options) => {
-            let verdict = tidepool_chaos_tests::drill::kill_leader(options, &binary()?, report_format(context.format)).await?;
+            let verdict =
+                tidepool_chaos_tests::drill::kill_leader(options, &binary()?, report_format(context.format)).await?;
             Ok(exit(verdict))
         }
     }

@@ -14,7 +14,9 @@ pub fn run(wanted: &str) -> anyhow::Result<Exit> {
     if found.is_empty() {
         let names = ErrorCode::ALL.iter().map(|code| code.name().to_owned());
         let near = crate::config::layers::closest(&wanted.to_ascii_uppercase(), names);
-        return Err(Failed::usage(format!("'{wanted}' is no error code; did you mean {near}? Codes read TP0020, OBJECT_NOT_FOUND or -704")));
+        return Err(Failed::usage(format!(
+            "'{wanted}' is no error code; did you mean {near}? Codes read TP0020, OBJECT_NOT_FOUND or -704"
+        )));
     }
     let parts: Vec<&str> = found.iter().filter_map(|code| section(*code)).collect();
     output::print(format!("{}\n", parts.join("\n\n")).as_bytes())?;
@@ -49,7 +51,9 @@ mod tests {
     #[test]
     fn every_error_code_has_its_part_of_the_page() {
         for &code in ErrorCode::ALL {
-            let text = section(code).unwrap_or_else(|| panic!("docs/reference/errors.md has no heading '## {} {}'", code_name(code), code.name()));
+            let text = section(code).unwrap_or_else(|| {
+                panic!("docs/reference/errors.md has no heading '## {} {}'", code_name(code), code.name())
+            });
             let retry = if code.is_retryable() { "retry: yes" } else { "retry: no" };
             let facts = format!("Mooncake {}, {retry}", code.mooncake());
             assert!(text.contains(&facts), "{code:?}: the page must say '{facts}'");

@@ -13,7 +13,8 @@ use crate::output;
 /// Writes the verified bytes of one object to stdout, or to a file that appears whole or not at all.
 pub async fn run(context: &Context, args: &GetArgs) -> anyhow::Result<Exit> {
     let client = context.client().await?;
-    let bytes = client.get(&args.key, Some(context.deadline())).await.map_err(|error| failed("get", &args.key, &error))?;
+    let bytes =
+        client.get(&args.key, Some(context.deadline())).await.map_err(|error| failed("get", &args.key, &error))?;
     match &args.out {
         None => output::print(&bytes)?,
         Some(path) => write(path, &bytes)?,

@@ -18,7 +18,8 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
     let mut signals = StopSignals::listen()?;
     let options = options(config)?;
     let node_id = options.node_id;
-    let http = HttpPort::start(&options.listen, config.integer("master.http_port") as u16, "--http-port", log.clone()).await?;
+    let http =
+        HttpPort::start(&options.listen, config.integer("master.http_port") as u16, "--http-port", log.clone()).await?;
     let master = tokio::select! {
         started = start(options, log) => started?,
         name = signals.received() => {
@@ -34,6 +35,7 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
             node_id: node_id.0,
             rpc: master.local_address().to_string(),
             http: http.address.to_string(),
+            datanode_http: None,
         };
         file.write(path)?;
     }
@@ -162,8 +164,9 @@ fn check_order(config: &Config, smaller: &str, larger: &str) -> anyhow::Result<(
 
 /// A port nobody listens on now; only a quorum of one may start with port 0, since nobody else must know its address.
 pub fn free_port(host: &str) -> anyhow::Result<u16> {
-    let listener = std::net::TcpListener::bind((host, 0))
-        .map_err(|error| Failed::usage(format!("cannot listen on {host}: {error}; --listen names an address of this host")))?;
+    let listener = std::net::TcpListener::bind((host, 0)).map_err(|error| {
+        Failed::usage(format!("cannot listen on {host}: {error}; --listen names an address of this host"))
+    })?;
     Ok(listener.local_addr()?.port())
 }
 
@@ -177,14 +180,20 @@ mod tests {
     fn with(flags: &[(&str, &str)]) -> anyhow::Result<MasterOptions> {
         let flags = flags
             .iter()
-            .map(|(path, text)| FlagValue { path: (*path).into(), flag: (*path).into(), unit: Unit::Own, text: (*text).into() })
+            .map(|(path, text)| FlagValue {
+                path: (*path).into(),
+                flag: (*path).into(),
+                unit: Unit::Own,
+                text: (*text).into(),
+            })
             .collect();
         options(&Layers { flags, ..Layers::default() }.resolve()?)
     }
 
     #[test]
     fn the_members_list_alone_places_a_master() {
-        let options = with(&[("master.node_id", "2"), ("master.members", "1=10.0.0.1,2=10.0.0.2:7,3=10.0.0.3")]).unwrap();
+        let options =
+            with(&[("master.node_id", "2"), ("master.members", "1=10.0.0.1,2=10.0.0.2:7,3=10.0.0.3")]).unwrap();
         assert_eq!(options.listen.to_string(), "10.0.0.2:7");
         assert_eq!(options.advertise.to_string(), "10.0.0.2:7");
         assert_eq!(options.members.len(), 3);

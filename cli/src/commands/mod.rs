@@ -57,5 +57,8 @@ pub fn report(what: &str, key: &str, error: &Error) {
 /// A failure with the exit code of its error.
 pub fn failed(what: &str, key: &str, error: &Error) -> anyhow::Error {
     let hint = format!("see: tidepool explain {}", crate::exit::code_name(error.code()));
-    anyhow::Error::new(Failed { exit: Exit::of(error.code()), message: format!("{what} '{key}': {}; {hint}", describe(error)) })
+    anyhow::Error::new(Failed {
+        exit: Exit::of(error.code()),
+        message: format!("{what} '{key}': {}; {hint}", describe(error)),
+    })
 }

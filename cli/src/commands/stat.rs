@@ -15,9 +15,12 @@ use crate::output::{self, Format, Table};
 pub async fn run(context: &Context, args: &StatArgs) -> anyhow::Result<Exit> {
     let client = context.client().await?;
     let results = client.stat_many(&args.keys, Some(context.deadline())).await;
-    let found = || args.keys.iter().zip(&results).filter_map(|(key, result)| result.as_ref().ok().map(|stat| (key, stat)));
+    let found =
+        || args.keys.iter().zip(&results).filter_map(|(key, result)| result.as_ref().ok().map(|stat| (key, stat)));
     match context.format {
-        Format::Json => output::print_json(&Value::from(found().map(|(key, stat)| as_json(key, stat)).collect::<Vec<_>>()))?,
+        Format::Json => {
+            output::print_json(&Value::from(found().map(|(key, stat)| as_json(key, stat)).collect::<Vec<_>>()))?
+        }
         Format::Table if args.where_ => {
             let text: String = found().map(|(key, stat)| in_two_levels(key, stat)).collect();
             output::print(text.as_bytes())?;
@@ -141,7 +144,9 @@ mod tests {
             age_ms: 20_000,
         };
         let text = in_two_levels("k", &stat);
-        for part in ["directory  object 5.0.0", "COMPLETE", "1 leases", "h1:50052 on host rack1", "bytes 64..192", "suspect"] {
+        for part in
+            ["directory  object 5.0.0", "COMPLETE", "1 leases", "h1:50052 on host rack1", "bytes 64..192", "suspect"]
+        {
             assert!(text.contains(part), "{part} not in\n{text}");
         }
         assert_eq!(as_json("k", &stat)["copies"][0]["segment_name"], "dram-0");

@@ -37,7 +37,9 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
                 "no master answers: start them (tidepool master), or name the right ones with --masters; asked {}",
                 answers.iter().map(|answer| answer.address.to_string()).collect::<Vec<_>>().join(", ")
             ),
-            (up, all) if up * 2 > all => "no leader yet: an election takes about a second; run tidepool status again".to_owned(),
+            (up, all) if up * 2 > all => {
+                "no leader yet: an election takes about a second; run tidepool status again".to_owned()
+            }
             (up, all) => format!(
                 "no quorum: {up} of {all} masters answer and {} are needed; start {}",
                 all / 2 + 1,
@@ -50,7 +52,11 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
     }
     if let Some(one) = silent.first() {
         let up = answers.len() - silent.len();
-        return format!("restart the master at {}: {up} of {} are up, losing another may stop the quorum", one.address, answers.len());
+        return format!(
+            "restart the master at {}: {up} of {} are up, losing another may stop the quorum",
+            one.address,
+            answers.len()
+        );
     }
     if leader.nodes.is_empty() {
         return "no datanode has joined: run tidepool datanode --masters ... --dram 64GiB on each host that lends memory".to_owned();
@@ -129,7 +135,8 @@ fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
 }
 
 fn nodes_table(leader: &StatusResponse) -> Table {
-    let mut table = Table::new(&["datanode", "address", "host", "state", "segment", "used", "capacity", "largest free"]);
+    let mut table =
+        Table::new(&["datanode", "address", "host", "state", "segment", "used", "capacity", "largest free"]);
     for node in &leader.nodes {
         let state = if node.suspect { "suspect" } else { "listed" };
         let front = [node.node_id.to_string(), node.address.clone(), node.host_id.clone(), state.to_owned()];
@@ -139,7 +146,11 @@ fn nodes_table(leader: &StatusResponse) -> Table {
         }
         for segment in own {
             table.row(front.clone().into_iter().chain([
-                if segment.state == "MOUNTED" { segment.name.clone() } else { format!("{} {}", segment.name, segment.state) },
+                if segment.state == "MOUNTED" {
+                    segment.name.clone()
+                } else {
+                    format!("{} {}", segment.name, segment.state)
+                },
                 show_size(segment.capacity_bytes.saturating_sub(segment.free_bytes)),
                 show_size(segment.capacity_bytes),
                 show_size(segment.largest_free_extent_bytes),
@@ -235,7 +246,13 @@ mod tests {
         assert!(step(&[master(1, "leader"), master(2, "standby"), silent(3)]).contains("restart the master at h:3"));
         let mut answers = [master(1, "leader"), master(2, "standby"), master(3, "standby")];
         assert!(step(&answers).contains("no datanode has joined"));
-        let node = NodeStatus { node_id: 9, address: "d:1".into(), suspect: true, last_heard_ms: 3000, ..NodeStatus::default() };
+        let node = NodeStatus {
+            node_id: 9,
+            address: "d:1".into(),
+            suspect: true,
+            last_heard_ms: 3000,
+            ..NodeStatus::default()
+        };
         answers[0].status.as_mut().unwrap().nodes.push(node);
         assert!(step(&answers).contains("datanode 9 at d:1"));
         answers[0].status.as_mut().unwrap().nodes[0].suspect = false;

@@ -19,8 +19,12 @@ pub async fn run(context: &Context, args: &TransferArgs) -> anyhow::Result<Exit>
     };
     let done = admin::transfer_leader(address, args.to.unwrap_or(0), within).await?;
     match context.format {
-        Format::Json => output::print_json(&json!({"leader_node_id": done.leader_node_id, "elapsed_ms": done.elapsed_ms}))?,
-        Format::Table => output::print(format!("master {} leads after {} ms\n", done.leader_node_id, done.elapsed_ms).as_bytes())?,
+        Format::Json => {
+            output::print_json(&json!({"leader_node_id": done.leader_node_id, "elapsed_ms": done.elapsed_ms}))?
+        }
+        Format::Table => {
+            output::print(format!("master {} leads after {} ms\n", done.leader_node_id, done.elapsed_ms).as_bytes())?
+        }
     }
     Ok(Exit::Success)
 }

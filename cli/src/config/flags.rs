@@ -54,7 +54,11 @@ fn augment(mut command: Command, section: Section) -> Command {
         command = command.arg(if global { arg.help_heading("Shared options") } else { arg });
         for alias in setting.flags {
             command = command.arg(
-                Arg::new(alias_id(setting, alias.name)).long(alias.name).hide(true).global(global).action(ArgAction::Set),
+                Arg::new(alias_id(setting, alias.name))
+                    .long(alias.name)
+                    .hide(true)
+                    .global(global)
+                    .action(ArgAction::Set),
             );
         }
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use tidepool_proto::Address;
 
 use super::setting::{Alias, SETTINGS, Setting, Unit};
-use super::value::{Kind, MemberAddress, Typed};
+use super::value::{MemberAddress, Typed};
 
 /// Where a value came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -104,7 +104,10 @@ impl Config {
         let typed = match text {
             "" => None,
             text => Some(
-                setting.kind.parse(text).map_err(|why| anyhow::anyhow!("{} = '{text}' ({origin}): {why}", setting.path()))?,
+                setting
+                    .kind
+                    .parse(text)
+                    .map_err(|why| anyhow::anyhow!("{} = '{text}' ({origin}): {why}", setting.path()))?,
             ),
         };
         self.values.insert(setting.path(), Value { text: text.to_owned(), typed, origin });
@@ -136,7 +139,8 @@ impl Config {
     }
 
     fn read_file(&mut self, path: &Path) -> anyhow::Result<()> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the configuration {}", path.display()))?;
         let table: toml::Table =
             text.parse().map_err(|error| anyhow::anyhow!("{} is not valid TOML: {error}", path.display()))?;
         for (key, value) in &table {
@@ -187,10 +191,14 @@ impl Config {
         // A warning, not an error: Kubernetes injects TIDEPOOL_MASTER_SERVICE_HOST and its like by itself.
         let injected = |name: &str| name.contains("_SERVICE_") || name.contains("_PORT");
         for (name, _) in environment.iter().filter(|(name, _)| name.starts_with("TIDEPOOL_") && !injected(name)) {
-            let known = OTHER_ENVIRONMENT.contains(&name.as_str()) || SETTINGS.iter().any(|s| s.environment_name() == *name);
+            let known =
+                OTHER_ENVIRONMENT.contains(&name.as_str()) || SETTINGS.iter().any(|s| s.environment_name() == *name);
             if !known {
                 let names = SETTINGS.iter().map(Setting::environment_name);
-                self.warnings.push(format!("environment {name} is no setting and is ignored; did you mean {}?", closest(name, names)));
+                self.warnings.push(format!(
+                    "environment {name} is no setting and is ignored; did you mean {}?",
+                    closest(name, names)
+                ));
             }
         }
         Ok(())
@@ -290,11 +298,6 @@ pub fn closest(name: &str, candidates: impl Iterator<Item = String>) -> String {
     candidates.max_by_key(likeness).unwrap_or_default()
 }
 
-/// True when a kind lists addresses, for `config show`.
-pub fn is_list(kind: Kind) -> bool {
-    matches!(kind, Kind::Addresses(_) | Kind::Members(_))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,7 +310,12 @@ mod tests {
     }
 
     fn flag(path: &str, text: &str) -> FlagValue {
-        FlagValue { path: path.into(), flag: path.rsplit('.').next().unwrap().replace('_', "-"), unit: Unit::Own, text: text.into() }
+        FlagValue {
+            path: path.into(),
+            flag: path.rsplit('.').next().unwrap().replace('_', "-"),
+            unit: Unit::Own,
+            text: text.into(),
+        }
     }
 
     fn environment(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -316,7 +324,9 @@ mod tests {
 
     #[test]
     fn later_layers_win_and_each_value_knows_its_origin() {
-        let (_dir, path) = file("masters = ['a', 'b:7']\ndeadline = '1s'\n[master]\nnode_id = 2\nlease_ttl = '3s'\n[datanode]\ndram = '2GiB'\n");
+        let (_dir, path) = file(
+            "masters = ['a', 'b:7']\ndeadline = '1s'\n[master]\nnode_id = 2\nlease_ttl = '3s'\n[datanode]\ndram = '2GiB'\n",
+        );
         let mut layers = Layers { file: Some(path.clone()), ..Layers::default() };
         let config = layers.resolve().unwrap();
         assert_eq!(config.addresses("masters").iter().map(Address::to_string).collect::<Vec<_>>(), ["a:50051", "b:7"]);
@@ -324,7 +334,11 @@ mod tests {
         assert_eq!(config.value("master.node_id").origin, Origin::File(path.clone()));
         assert_eq!(config.value("master.listen").origin, Origin::Default);
 
-        layers.environment = environment(&[("TIDEPOOL_DEADLINE", "2s"), ("TIDEPOOL_MASTER_LEASE_TTL", "4s"), ("MOONCAKE_MASTER", "c:9")]);
+        layers.environment = environment(&[
+            ("TIDEPOOL_DEADLINE", "2s"),
+            ("TIDEPOOL_MASTER_LEASE_TTL", "4s"),
+            ("MOONCAKE_MASTER", "c:9"),
+        ]);
         let config = layers.resolve().unwrap();
         assert_eq!(config.duration("deadline"), Duration::from_secs(2));
         assert_eq!(config.value("deadline").origin, Origin::Environment("TIDEPOOL_DEADLINE".into()));
@@ -341,7 +355,10 @@ mod tests {
 
     #[test]
     fn our_name_wins_over_the_foreign_one() {
-        let layers = Layers { environment: environment(&[("TIDEPOOL_MASTERS", "ours"), ("MOONCAKE_MASTER", "theirs")]), ..Layers::default() };
+        let layers = Layers {
+            environment: environment(&[("TIDEPOOL_MASTERS", "ours"), ("MOONCAKE_MASTER", "theirs")]),
+            ..Layers::default()
+        };
         assert_eq!(layers.resolve().unwrap().addresses("masters")[0].host(), "ours");
     }
 
@@ -373,9 +390,21 @@ mod tests {
         let error = layers.resolve().unwrap_err().to_string();
         assert!(error.contains("flag --election") && error.contains("lan, default, wan"), "{error}");
         let (_dir, path) = file("deadline = 1.5");
-        assert!(Layers { file: Some(path), ..Layers::default() }.resolve().unwrap_err().to_string().contains("expected duration"));
+        assert!(
+            Layers { file: Some(path), ..Layers::default() }
+                .resolve()
+                .unwrap_err()
+                .to_string()
+                .contains("expected duration")
+        );
         let (_dir, path) = file("deadline = ");
-        assert!(Layers { file: Some(path), ..Layers::default() }.resolve().unwrap_err().to_string().contains("not valid TOML"));
+        assert!(
+            Layers { file: Some(path), ..Layers::default() }
+                .resolve()
+                .unwrap_err()
+                .to_string()
+                .contains("not valid TOML")
+        );
     }
 
     #[test]
@@ -395,7 +424,12 @@ mod tests {
 
     #[test]
     fn foreign_values_read_in_their_own_units() {
-        let foreign = |path: &str, name: &str, unit, text: &str| FlagValue { path: path.into(), flag: name.into(), unit, text: text.into() };
+        let foreign = |path: &str, name: &str, unit, text: &str| FlagValue {
+            path: path.into(),
+            flag: name.into(),
+            unit,
+            text: text.into(),
+        };
         let layers = Layers {
             flags: vec![
                 foreign("master.lease_ttl", "default_kv_lease_ttl", Unit::Milliseconds, "7000"),

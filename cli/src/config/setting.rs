@@ -106,7 +106,13 @@ pub const DATANODE_PORT: u16 = 50052;
 
 const NONE: &[Alias] = &[];
 
-const fn setting(section: Section, name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Setting {
+const fn setting(
+    section: Section,
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> Setting {
     Setting { section, name, kind, default, otherwise: "", help, flags: NONE, environment: NONE }
 }
 
@@ -132,57 +138,189 @@ const fn alias(name: &'static str, unit: Unit) -> Alias {
 /// Every setting there is.
 pub static SETTINGS: &[Setting] = &[
     // Shared.
-    setting(Section::Shared, "masters", Kind::Addresses(MASTER_PORT), "127.0.0.1:50051", "masters of the quorum, HOST[:PORT] separated by commas; any one is enough to find the others")
-        .flags(&[alias("master_server_address", Unit::Own)])
-        .environment(&[alias("MOONCAKE_MASTER", Unit::Own)]),
+    setting(
+        Section::Shared,
+        "masters",
+        Kind::Addresses(MASTER_PORT),
+        "127.0.0.1:50051",
+        "masters of the quorum, HOST[:PORT] separated by commas; any one is enough to find the others",
+    )
+    .flags(&[alias("master_server_address", Unit::Own)])
+    .environment(&[alias("MOONCAKE_MASTER", Unit::Own)]),
     setting(Section::Shared, "deadline", Kind::Duration, "5s", "time a command may take in all, retries included"),
     setting(Section::Shared, "tenant", Kind::Text, "", "tenant whose keys are meant")
         .otherwise("the default tenant")
         .flags(&[alias("tenant_id", Unit::Own)])
         .environment(&[alias("MOONCAKE_TENANT_ID", Unit::Own)]),
-    setting(Section::Shared, "log_filter", Kind::Text, "", "what is logged to stderr: a level, or target=level pairs separated by commas")
-        .otherwise("info for a role, warn for every other command"),
+    setting(
+        Section::Shared,
+        "log_filter",
+        Kind::Text,
+        "",
+        "what is logged to stderr: a level, or target=level pairs separated by commas",
+    )
+    .otherwise("info for a role, warn for every other command"),
     setting(Section::Shared, "log_format", Kind::Choice(&["text", "json"]), "text", "how log lines are written"),
     // Master.
-    setting(Section::Master, "node_id", Kind::Integer(1, u32::MAX as u64), "1", "id of this member, unique in the quorum and never reused"),
-    setting(Section::Master, "listen", Kind::Address(MASTER_PORT), "", "address this master serves RPC on; its host governs every port of the role")
-        .otherwise("this member's entry in members, else 127.0.0.1:50051")
-        .flags(&[alias("rpc_port", Unit::Port), alias("port", Unit::Port)]),
-    setting(Section::Master, "http_port", Kind::Integer(0, 65535), "9003", "port of metrics, health and admin HTTP, on the host of listen; 0 picks a free one")
-        .flags(&[alias("metrics_port", Unit::Own)]),
-    setting(Section::Master, "advertise", Kind::Address(MASTER_PORT), "", "address the other members, datanodes and clients reach this master at")
-        .otherwise("this member's entry in members, else listen"),
-    setting(Section::Master, "members", Kind::Members(MASTER_PORT), "", "the initial quorum, ID=HOST[:PORT] separated by commas, this master included")
-        .otherwise("a quorum of one: this master"),
-    setting(Section::Master, "data_dir", Kind::Path, "/var/lib/tidepool/master", "directory of the oplog and the snapshots"),
-    setting(Section::Master, "election", Kind::Choice(&["lan", "default", "wan"]), "default", "heartbeat and election timing: lan 20/60/120 ms, default 50/150/300 ms, wan 200/1000/2000 ms"),
+    setting(
+        Section::Master,
+        "node_id",
+        Kind::Integer(1, u32::MAX as u64),
+        "1",
+        "id of this member, unique in the quorum and never reused",
+    ),
+    setting(
+        Section::Master,
+        "listen",
+        Kind::Address(MASTER_PORT),
+        "",
+        "address this master serves RPC on; its host governs every port of the role",
+    )
+    .otherwise("this member's entry in members, else 127.0.0.1:50051")
+    .flags(&[alias("rpc_port", Unit::Port), alias("port", Unit::Port)]),
+    setting(
+        Section::Master,
+        "http_port",
+        Kind::Integer(0, 65535),
+        "9003",
+        "port of metrics, health and admin HTTP, on the host of listen; 0 picks a free one",
+    )
+    .flags(&[alias("metrics_port", Unit::Own)]),
+    setting(
+        Section::Master,
+        "advertise",
+        Kind::Address(MASTER_PORT),
+        "",
+        "address the other members, datanodes and clients reach this master at",
+    )
+    .otherwise("this member's entry in members, else listen"),
+    setting(
+        Section::Master,
+        "members",
+        Kind::Members(MASTER_PORT),
+        "",
+        "the initial quorum, ID=HOST[:PORT] separated by commas, this master included",
+    )
+    .otherwise("a quorum of one: this master"),
+    setting(
+        Section::Master,
+        "data_dir",
+        Kind::Path,
+        "/var/lib/tidepool/master",
+        "directory of the oplog and the snapshots",
+    ),
+    setting(
+        Section::Master,
+        "election",
+        Kind::Choice(&["lan", "default", "wan"]),
+        "default",
+        "heartbeat and election timing: lan 20/60/120 ms, default 50/150/300 ms, wan 200/1000/2000 ms",
+    ),
     setting(Section::Master, "lease_ttl", Kind::Duration, "10s", "read lease of a request that names none")
         .flags(&[alias("default_kv_lease_ttl", Unit::Milliseconds)]),
-    setting(Section::Master, "lease_ttl_max", Kind::Duration, "60s", "longest read lease; replicated when the first leader takes office"),
-    setting(Section::Master, "put_start_discard_timeout", Kind::Duration, "30s", "time of leadership after which an unfinished put may be preempted")
-        .flags(&[alias("put_start_discard_timeout_sec", Unit::Seconds)]),
-    setting(Section::Master, "failover_reclaim", Kind::Choice(&["allow", "protect"]), "allow", "when a new leader runs out of space before its predecessor's leases ended: allow reuses space (a late reader gets a miss), protect refuses the put"),
+    setting(
+        Section::Master,
+        "lease_ttl_max",
+        Kind::Duration,
+        "60s",
+        "longest read lease; replicated when the first leader takes office",
+    ),
+    setting(
+        Section::Master,
+        "put_start_discard_timeout",
+        Kind::Duration,
+        "30s",
+        "time of leadership after which an unfinished put may be preempted",
+    )
+    .flags(&[alias("put_start_discard_timeout_sec", Unit::Seconds)]),
+    setting(
+        Section::Master,
+        "failover_reclaim",
+        Kind::Choice(&["allow", "protect"]),
+        "allow",
+        "when a new leader runs out of space before its predecessor's leases ended: allow reuses space (a late reader gets a miss), protect refuses the put",
+    ),
     setting(Section::Master, "node_heartbeat_interval", Kind::Duration, "200ms", "how often datanodes report"),
-    setting(Section::Master, "node_suspect_timeout", Kind::Duration, "2s", "silence after which a datanode is suspect: unlisted, nothing dropped"),
-    setting(Section::Master, "node_forget_timeout", Kind::Duration, "10m", "silence after which a datanode's replicas are dropped"),
+    setting(
+        Section::Master,
+        "node_suspect_timeout",
+        Kind::Duration,
+        "2s",
+        "silence after which a datanode is suspect: unlisted, nothing dropped",
+    ),
+    setting(
+        Section::Master,
+        "node_forget_timeout",
+        Kind::Duration,
+        "10m",
+        "silence after which a datanode's replicas are dropped",
+    ),
     setting(Section::Master, "slow_call", Kind::Duration, "500ms", "calls slower than this are logged"),
-    setting(Section::Master, "snapshot_log_bytes", Kind::Size, "256MiB", "log bytes after which a snapshot is taken and the log purged"),
-    setting(Section::Master, "keep_log_entries", Kind::Integer(0, u64::MAX), "50000", "log entries kept behind the snapshot for lagging standbys"),
+    setting(
+        Section::Master,
+        "snapshot_log_bytes",
+        Kind::Size,
+        "256MiB",
+        "log bytes after which a snapshot is taken and the log purged",
+    ),
+    setting(
+        Section::Master,
+        "keep_log_entries",
+        Kind::Integer(0, u64::MAX),
+        "50000",
+        "log entries kept behind the snapshot for lagging standbys",
+    ),
     // Datanode.
-    setting(Section::Datanode, "listen", Kind::Address(DATANODE_PORT), "127.0.0.1:50052", "address this datanode serves data and RPC on; its host governs every port of the role")
-        .flags(&[alias("port", Unit::Port)]),
-    setting(Section::Datanode, "http_port", Kind::Integer(0, 65535), "9300", "port of metrics, health and admin HTTP, on the host of listen; 0 picks a free one"),
+    setting(
+        Section::Datanode,
+        "listen",
+        Kind::Address(DATANODE_PORT),
+        "127.0.0.1:50052",
+        "address this datanode serves data and RPC on; its host governs every port of the role",
+    )
+    .flags(&[alias("port", Unit::Port)]),
+    setting(
+        Section::Datanode,
+        "http_port",
+        Kind::Integer(0, 65535),
+        "9300",
+        "port of metrics, health and admin HTTP, on the host of listen; 0 picks a free one",
+    ),
     setting(Section::Datanode, "advertise", Kind::Address(DATANODE_PORT), "", "address clients reach this datanode at")
         .otherwise("listen"),
     setting(Section::Datanode, "dram", Kind::Size, "1GiB", "memory lent to the pool")
         .flags(&[alias("global_segment_size", Unit::LooseSize)])
         .environment(&[alias("MOONCAKE_GLOBAL_SEGMENT_SIZE", Unit::LooseSize)]),
-    setting(Section::Datanode, "data_dir", Kind::Path, "/var/lib/tidepool/datanode", "directory of this datanode's persistent id"),
-    setting(Section::Datanode, "host_id", Kind::Text, "", "name of the physical host; copies of an object spread over hosts")
-        .otherwise("the host name"),
+    setting(
+        Section::Datanode,
+        "data_dir",
+        Kind::Path,
+        "/var/lib/tidepool/datanode",
+        "directory of this datanode's persistent id",
+    ),
+    setting(
+        Section::Datanode,
+        "host_id",
+        Kind::Text,
+        "",
+        "name of the physical host; copies of an object spread over hosts",
+    )
+    .otherwise("the host name"),
     setting(Section::Datanode, "segment_size", Kind::Size, "64GiB", "largest segment the memory is split into"),
-    setting(Section::Datanode, "hugepages", Kind::Boolean, "false", "use huge pages of the hugetlb pool where enough are free, else plain ones"),
-    setting(Section::Datanode, "prefault", Kind::Boolean, "true", "take the pages in the background after the start, instead of when they are first written"),
+    setting(
+        Section::Datanode,
+        "hugepages",
+        Kind::Boolean,
+        "false",
+        "use huge pages of the hugetlb pool where enough are free, else plain ones",
+    ),
+    setting(
+        Section::Datanode,
+        "prefault",
+        Kind::Boolean,
+        "true",
+        "take the pages in the background after the start, instead of when they are first written",
+    ),
 ];
 
 #[cfg(test)]
@@ -195,11 +333,19 @@ mod tests {
         for setting in SETTINGS {
             assert!(paths.insert(setting.path()), "{} is listed twice", setting.path());
             if setting.default.is_empty() {
-                assert!(!setting.otherwise.is_empty(), "{}: says neither a default nor what happens without one", setting.path());
+                assert!(
+                    !setting.otherwise.is_empty(),
+                    "{}: says neither a default nor what happens without one",
+                    setting.path()
+                );
             } else {
                 setting.kind.parse(setting.default).unwrap_or_else(|error| panic!("{}: {error}", setting.path()));
             }
-            assert!(setting.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{}", setting.path());
+            assert!(
+                setting.name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                "{}",
+                setting.path()
+            );
             assert!(!setting.help.ends_with('.'), "{}: help is one phrase", setting.path());
         }
     }

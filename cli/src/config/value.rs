@@ -66,10 +66,14 @@ impl Kind {
         match self {
             Kind::Text | Kind::Path => Ok(Typed::Text(text.to_owned())),
             Kind::Address(port) => address(text, port).map(Typed::Address),
-            Kind::Addresses(port) => list(text).map(|item| address(item, port)).collect::<Result<_, _>>().map(Typed::Addresses),
-            Kind::Members(port) => {
-                list(text).map(|item| member(item, port)).collect::<Result<Vec<_>, _>>().and_then(distinct).map(Typed::Members)
+            Kind::Addresses(port) => {
+                list(text).map(|item| address(item, port)).collect::<Result<_, _>>().map(Typed::Addresses)
             }
+            Kind::Members(port) => list(text)
+                .map(|item| member(item, port))
+                .collect::<Result<Vec<_>, _>>()
+                .and_then(distinct)
+                .map(Typed::Members),
             Kind::Duration => parse_duration(text).map(Typed::Duration),
             Kind::Size => parse_size(text).map(Typed::Size),
             Kind::Integer(least, most) => match text.parse::<u64>() {
@@ -97,6 +101,7 @@ impl fmt::Display for Kind {
             Kind::Members(_) => f.write_str("members"),
             Kind::Duration => f.write_str("duration"),
             Kind::Size => f.write_str("size"),
+            Kind::Integer(0, u64::MAX) => f.write_str("number"),
             Kind::Integer(least, u64::MAX) => write!(f, "number, at least {least}"),
             Kind::Integer(least, most) => write!(f, "number, {least} to {most}"),
             Kind::Boolean => f.write_str("true or false"),
@@ -134,7 +139,10 @@ fn distinct(members: Vec<MemberAddress>) -> Result<Vec<MemberAddress>, String> {
                 return Err(format!("member id {} is given twice", one.node_id));
             }
             if one.address == other.address {
-                return Err(format!("address {} is given to members {} and {}", one.address, one.node_id, other.node_id));
+                return Err(format!(
+                    "address {} is given to members {} and {}",
+                    one.address, one.node_id, other.node_id
+                ));
             }
         }
     }
@@ -184,7 +192,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
         "k" | "m" | "g" | "t" => {
-            return Err(format!("'{unit}' is ambiguous: write {0}iB (powers of 1024) or {0}B (powers of 1000)", unit.to_ascii_uppercase()));
+            return Err(format!(
+                "'{unit}' is ambiguous: write {0}iB (powers of 1024) or {0}B (powers of 1000)",
+                unit.to_ascii_uppercase()
+            ));
         }
         _ => return Err(expected()),
     };
@@ -206,7 +217,11 @@ pub fn show_size(bytes: u64) -> String {
     for (scale, unit) in [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
         if bytes >= scale {
             let whole = bytes / scale;
-            return if bytes.is_multiple_of(scale) { format!("{whole}{unit}") } else { format!("{:.1}{unit}", bytes as f64 / scale as f64) };
+            return if bytes.is_multiple_of(scale) {
+                format!("{whole}{unit}")
+            } else {
+                format!("{:.1}{unit}", bytes as f64 / scale as f64)
+            };
         }
     }
     format!("{bytes}B")
@@ -231,13 +246,17 @@ mod tests {
 
     #[test]
     fn durations_need_units_and_sizes_say_which_thousand() {
-        for (text, milliseconds) in [("500ms", 500), ("10s", 10_000), ("1.5s", 1500), ("2m", 120_000), ("1h", 3_600_000), ("0", 0)] {
+        for (text, milliseconds) in
+            [("500ms", 500), ("10s", 10_000), ("1.5s", 1500), ("2m", 120_000), ("1h", 3_600_000), ("0", 0)]
+        {
             assert_eq!(parse_duration(text).unwrap(), Duration::from_millis(milliseconds), "{text}");
         }
         for text in ["10", "s", "", "-1s", "10 parsecs", "1e9s", "400d", "1..5s"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
-        for (text, bytes) in [("4096", 4096), ("64GiB", 64 << 30), ("1.5KiB", 1536), ("4 GB", 4_000_000_000), ("1Ti", 1 << 40)] {
+        for (text, bytes) in
+            [("4096", 4096), ("64GiB", 64 << 30), ("1.5KiB", 1536), ("4 GB", 4_000_000_000), ("1Ti", 1 << 40)]
+        {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
         assert!(parse_size("64G").unwrap_err().contains("ambiguous"));
