@@ -9,7 +9,6 @@
 //! what is not well formed is an error of the log, not of a client.
 
 use super::limits::{Config, FEATURE_LEVEL};
-use tidepool_proto::capability::Secret;
 use super::op::{
     Contact, Entry, Op, PutEnd, PutStart, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId,
     Statuses, TenantId,
@@ -17,6 +16,7 @@ use super::op::{
 pub use super::varint::DecodeError;
 use super::varint::{Reader, put_bytes, put_varint};
 use bytes::Bytes;
+use tidepool_proto::capability::Secret;
 use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
 use tidepool_proto::{Error, ErrorCode, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 

@@ -59,11 +59,7 @@ impl Directory {
 
     /// Victims that lie side by side, in address order, so that an extent of `extent_bytes` comes free for few evicted
     /// bytes; None when no such neighbourhood was found around the oldest objects. `accept` runs under no lock.
-    pub fn neighbour_victims(
-        &self,
-        extent_bytes: u64,
-        mut accept: impl FnMut(&Victim) -> bool,
-    ) -> Option<Vec<Victim>> {
+    pub fn neighbour_victims(&self, extent_bytes: u64, mut accept: impl FnMut(&Victim) -> bool) -> Option<Vec<Victim>> {
         let oldest = self.oldest_victims(None, u64::MAX, NEIGHBOURHOODS, &mut accept).victims;
         let mut best: Option<(u64, Vec<Victim>)> = None;
         for object in oldest.iter().map(|v| v.object) {

@@ -79,14 +79,21 @@ impl Directory {
             let record = self.shards.with(at, Record::clone);
             let record = record.ok_or_else(|| format!("object {object} has no record"))?;
             require!(record.object == object, "object {object} has the record of {}", record.object);
-            require!(self.shards.locate(record.tenant, &record.key) == Some(at), "object {object} is not under its key");
+            require!(
+                self.shards.locate(record.tenant, &record.key) == Some(at),
+                "object {object} is not under its key"
+            );
             require!(!record.replicas.is_empty(), "object {object} has no replica");
             require!(record.replicas.len() <= record.granted.into(), "object {object} has more than was granted");
             require!(record.granted.max(record.copies) == record.granted, "object {object} has too many copies");
             let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
             for replica in &record.replicas {
                 let segment = core.space.segment(replica.segment);
-                require!(segment.used.get(&replica.offset) == Some(&at), "segment {} does not know {object}", segment.id);
+                require!(
+                    segment.used.get(&replica.offset) == Some(&at),
+                    "segment {} does not know {object}",
+                    segment.id
+                );
                 add_extent(&mut extents, segment.id, replica.offset, record.extent_bytes(), used_for)?;
             }
             let segments: BTreeSet<SegmentSlot> = record.replicas.iter().map(|r| r.segment).collect();
@@ -143,7 +150,10 @@ fn check_segment(core: &Core, slot: SegmentSlot, extents: &Extents) -> Result<()
     let mut sums = [0u64; 3];
     for (&offset, &(bytes, used_for)) in extents {
         require!(offset >= at, "segment {id}: extents overlap at {offset}");
-        require!(offset % EXTENT_ALIGN == 0 && bytes % EXTENT_ALIGN == 0, "segment {id}: {offset}+{bytes} is unaligned");
+        require!(
+            offset % EXTENT_ALIGN == 0 && bytes % EXTENT_ALIGN == 0,
+            "segment {id}: {offset}+{bytes} is unaligned"
+        );
         if offset > at {
             free.push((at, offset - at));
         }

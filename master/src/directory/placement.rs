@@ -42,7 +42,8 @@ pub(super) fn place(space: &Space, at: OpId, bytes: u64, copies: usize, excluded
     let mut draw = Draw::of(at);
     let mut plan = Plan::new();
     while plan.len() < copies {
-        let Some(slot) = drawn(space, &mut draw, bytes, &plan, excluded).or_else(|| walked(space, bytes, &plan, excluded))
+        let Some(slot) =
+            drawn(space, &mut draw, bytes, &plan, excluded).or_else(|| walked(space, bytes, &plan, excluded))
         else {
             break;
         };
@@ -51,11 +52,11 @@ pub(super) fn place(space: &Space, at: OpId, bytes: u64, copies: usize, excluded
     plan
 }
 
-/// How far a segment is from the ones already chosen.
+/// How far a segment is from the nearest one already chosen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Distance {
-    OtherSegment,
-    OtherNode,
+    SameNode,
+    SameHost,
     OtherHost,
 }
 
@@ -66,8 +67,8 @@ fn distance(space: &Space, slot: SegmentSlot, plan: &Plan) -> Option<Distance> {
         let chosen = space.segment(used);
         let this = match () {
             () if used == slot => return None,
-            () if chosen.node == candidate.node => Distance::OtherSegment,
-            () if chosen.host_id == candidate.host_id => Distance::OtherNode,
+            () if chosen.node == candidate.node => Distance::SameNode,
+            () if chosen.host_id == candidate.host_id => Distance::SameHost,
             () => Distance::OtherHost,
         };
         nearest = nearest.min(this);

@@ -5,9 +5,7 @@ use super::objects::{Record, Shards};
 use super::op::{Contact, SessionId, TenantId};
 use super::sessions::Session;
 use super::space::Segment;
-use super::view::{
-    Counts, ListPage, ListedObject, NodeView, ObjectView, RetiredView, SegmentView, SessionView,
-};
+use super::view::{Counts, ListPage, ListedObject, NodeView, ObjectView, RetiredView, SegmentView, SessionView};
 use super::{ConfigState, Directory};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 

@@ -251,8 +251,7 @@ fn read_head(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreErro
     };
     core.digest.add(|c| c.config(&core.config));
     let checkpoint = reader.byte("checkpoint")? != 0;
-    let (index, digest) =
-        (reader.varint("checkpoint index")?, u128::from_le_bytes(reader.array("checkpoint digest")?));
+    let (index, digest) = (reader.varint("checkpoint index")?, u128::from_le_bytes(reader.array("checkpoint digest")?));
     if checkpoint {
         core.checkpoint = Some((index, digest));
         core.digest.add(|c| c.checkpoint(index, digest));

@@ -147,10 +147,8 @@ impl Space {
     fn choose_eligible(&mut self) {
         let heard = |&slot: &SegmentSlot| self.segment(slot).contact == Contact::Heard;
         let eligible: Vec<SegmentSlot> = self.by_id.values().copied().filter(heard).collect();
-        self.by_largest = eligible
-            .iter()
-            .map(|&slot| (self.segment(slot).free.largest(), self.segment(slot).id, slot))
-            .collect();
+        self.by_largest =
+            eligible.iter().map(|&slot| (self.segment(slot).free.largest(), self.segment(slot).id, slot)).collect();
         self.eligible = eligible;
     }
 

@@ -86,7 +86,7 @@ impl Apply<'_> {
         let core = &mut *self.core;
         let owner = core.nodes.current(node, life)?;
         check_text("segment name", name, 1, SEGMENT_NAME_BYTES_MAX)?;
-        if bytes == 0 || bytes > SEGMENT_BYTES_MAX || bytes % EXTENT_ALIGN != 0 {
+        if bytes == 0 || bytes > SEGMENT_BYTES_MAX || !bytes.is_multiple_of(EXTENT_ALIGN) {
             return Err(invalid(format!(
                 "segment '{name}' of node {node} has {bytes} bytes; it must be a multiple of {EXTENT_ALIGN} up to {SEGMENT_BYTES_MAX}"
             )));

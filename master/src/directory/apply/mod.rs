@@ -85,7 +85,9 @@ impl Apply<'_> {
         let core = &mut *self.core;
         let secret = core.config.config.secret;
         if secret != Secret::default() && secret != config.secret {
-            return Err(invalid("the cluster secret is drawn already; every open grant and lease is signed with it".into()));
+            return Err(invalid(
+                "the cluster secret is drawn already; every open grant and lease is signed with it".into(),
+            ));
         }
         core.digest.sub(|c| c.config(&core.config));
         let before = core.config.config.lease_ttl_max_ms;

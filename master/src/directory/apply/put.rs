@@ -253,7 +253,11 @@ fn check_put(put: &PutStart<'_>) -> Result<(), Error> {
     check_key(put.key)?;
     let key = || shown(put.key);
     if put.length == 0 || put.length > OBJECT_BYTES_MAX {
-        return Err(invalid(format!("key '{}' has {} bytes; an object has 1 to {OBJECT_BYTES_MAX}", key(), put.length)));
+        return Err(invalid(format!(
+            "key '{}' has {} bytes; an object has 1 to {OBJECT_BYTES_MAX}",
+            key(),
+            put.length
+        )));
     }
     if put.replica_num == 0 || usize::from(put.replica_num) > REPLICAS_PER_OBJECT_MAX {
         return Err(invalid(format!(

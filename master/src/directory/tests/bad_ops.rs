@@ -37,7 +37,11 @@ fn bad_puts_are_refused() {
         (with(&|p| p.replica_num = 16), ErrorCode::InvalidParams, "16 copies"),
         (with(&|p| p.tenant = TenantId(1)), ErrorCode::TenantNotRegistered, "tenant 1"),
         (with(&|p| p.session = SessionId(1 << 20)), ErrorCode::SessionUnknown, "say hello"),
-        (with(&|p| p.excluded = vec![NODE_UNKNOWN; EXCLUDED_NODES_MAX + 1].into()), ErrorCode::InvalidParams, "65 nodes"),
+        (
+            with(&|p| p.excluded = vec![NODE_UNKNOWN; EXCLUDED_NODES_MAX + 1].into()),
+            ErrorCode::InvalidParams,
+            "65 nodes",
+        ),
         (with(&|p| p.victims = vec![ObjectId(1); VICTIMS_PER_OP_MAX + 1]), ErrorCode::InvalidParams, "4097 victims"),
         (with(&|p| p.length = 1 << 17), ErrorCode::NoSpace, "largest free extent has"),
         (with(&|p| p.excluded = nodes.iter().map(|n| n.0).collect()), ErrorCode::NoSpace, "2 nodes excluded"),
@@ -130,10 +134,7 @@ fn bad_membership_ops_are_refused() {
         (Op::UnmountSegment { node, incarnation, segment }, ErrorCode::SegmentNotFound),
         (Op::UnmountSegment { node, incarnation, segment: SegmentId(0) }, ErrorCode::SegmentNotFound),
         // Another node's segment.
-        (
-            Op::UnmountSegment { node: other, incarnation: other_life, segment: segment_2 },
-            ErrorCode::SegmentNotFound,
-        ),
+        (Op::UnmountSegment { node: other, incarnation: other_life, segment: segment_2 }, ErrorCode::SegmentNotFound),
         (Op::SetContact { node, incarnation: old, contact }, ErrorCode::Fenced),
         (Op::SetContact { node: NODE_UNKNOWN, incarnation, contact }, ErrorCode::NodeUnknown),
         (Op::DropNode { node, incarnation: old }, ErrorCode::Fenced),

@@ -28,9 +28,7 @@ fn filled(objects: usize) -> (World, crate::directory::SessionId) {
             .apply_unchecked(&puts)
             .iter()
             .map(|outcome| match outcome {
-                Outcome::Granted(g) => {
-                    Op::PutEnd(super::world::end(session, g, crate::directory::ReplicaEnd::Stored))
-                }
+                Outcome::Granted(g) => Op::PutEnd(super::world::end(session, g, crate::directory::ReplicaEnd::Stored)),
                 other => panic!("{other:?}"),
             })
             .collect();

@@ -99,7 +99,11 @@ fn measure_bytes_an_object_and_us_an_op() {
     directory.with_objects(TenantId::DEFAULT, keys.iter().map(|k| k.as_bytes()), |_, o| {
         hits += u64::from(o.is_some_and(|o| o.is_readable()));
     });
-    println!("{:.2} us a lookup ({hits} hits; {} us of making keys)", (cpu_us() - start) as f64 / hits as f64, start - cpu);
+    println!(
+        "{:.2} us a lookup ({hits} hits; {} us of making keys)",
+        (cpu_us() - start) as f64 / hits as f64,
+        start - cpu
+    );
     let cpu = cpu_us();
     let frozen = directory.freeze();
     println!("{} ms a freeze of {} MiB", (cpu_us() - cpu) / 1000, frozen.len_bytes() >> 20);

@@ -137,11 +137,9 @@ impl Model {
                 let discarded = objects.iter().copied().filter(|&id| self.discard(id)).collect();
                 Ok(Outcome::Discarded { objects: discarded })
             }
-            Op::FenceAcknowledged { node, incarnation, replicas } => {
-                self.check_life(*node, *incarnation).map(|()| {
-                    self.free_retired(replicas, |model, r| !r.clean && model.owner(r.segment) == *node)
-                })
-            }
+            Op::FenceAcknowledged { node, incarnation, replicas } => self
+                .check_life(*node, *incarnation)
+                .map(|()| self.free_retired(replicas, |model, r| !r.clean && model.owner(r.segment) == *node)),
             Op::DropReplica { object, replica } => self.drop_replica(*object, *replica),
             Op::SetConfig(_) | Op::Checkpoint { .. } => Ok(Outcome::Done),
         };
@@ -380,7 +378,11 @@ impl Model {
     fn put_end(&mut self, end: &PutEnd) -> Result<Outcome, ErrorCode> {
         let (i, stored, aborted) = self.ending(end)?;
         if let Some((before, copies)) = &self.objects[i].ended {
-            return if *before == stored { Ok(Outcome::Ended { copies: *copies }) } else { Err(ErrorCode::AlreadyEnded) };
+            return if *before == stored {
+                Ok(Outcome::Ended { copies: *copies })
+            } else {
+                Err(ErrorCode::AlreadyEnded)
+            };
         }
         let object = self.objects[i].clone();
         let (kept, lost): (Vec<_>, Vec<_>) =

@@ -124,7 +124,9 @@ fn a_put_of_which_nothing_was_stored_is_dropped() {
     let (mut world, _, session) = World::with_nodes(1, 1 << 16);
     let grant = world.start(session, "k", 100);
     let failed = end(session, &grant, ReplicaEnd::Unknown);
-    assert!(matches!(world.one(Op::PutEnd(failed.clone())), Outcome::PutDropped(e) if e.code() == ErrorCode::GrantLost));
+    assert!(
+        matches!(world.one(Op::PutEnd(failed.clone())), Outcome::PutDropped(e) if e.code() == ErrorCode::GrantLost)
+    );
     assert_eq!(world.present("k"), None);
     world.refused(Op::PutEnd(failed), ErrorCode::GrantLost);
 }
@@ -188,7 +190,11 @@ fn replicas_go_to_distinct_hosts_then_nodes_then_segments() {
         world.one(Op::PutRevoke(end(session, &grant, ReplicaEnd::Aborted)));
     }
     let grant = world.start_copies(session, "all", 15);
-    assert_eq!(grant.replicas.iter().map(|r| r.segment).collect::<BTreeSet<_>>().len(), 8, "best effort: one a segment");
+    assert_eq!(
+        grant.replicas.iter().map(|r| r.segment).collect::<BTreeSet<_>>().len(),
+        8,
+        "best effort: one a segment"
+    );
 }
 
 #[test]
@@ -268,7 +274,8 @@ fn an_end_that_names_only_some_replicas_leaves_the_others_unclean() {
     let (mut world, _, session) = World::with_nodes(2, 1 << 16);
     let grant = world.start_copies(session, "k", 2);
     let mut ending = end(session, &grant, ReplicaEnd::Stored);
-    ending.replicas = [ReplicaStatus { replica: grant.replicas[1].replica, end: ReplicaEnd::Stored }].into_iter().collect();
+    ending.replicas =
+        [ReplicaStatus { replica: grant.replicas[1].replica, end: ReplicaEnd::Stored }].into_iter().collect();
     assert_eq!(world.one(Op::PutEnd(ending)), Outcome::Ended { copies: 1 });
     assert_eq!(world.directory.unclean(grant.replicas[0].node, 9), [grant.replicas[0].replica]);
 }

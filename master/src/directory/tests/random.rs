@@ -5,7 +5,8 @@ use super::model::Model;
 use super::replay::{continue_with, replay, restored};
 use super::world::{World, register};
 use crate::directory::{
-    Contact, Op, Outcome, PutEnd, PutStart, Removal, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, TenantId,
+    Contact, Op, Outcome, PutEnd, PutStart, Removal, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode,
+    SessionId, TenantId,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -144,7 +145,9 @@ fn op<'a>(command: &Command, model: &Model, sessions: &[SessionId]) -> Op<'a> {
     let key = KEYS[usize::from(p[1]) % KEYS.len()].as_bytes();
     let objects = model.object_ids();
     match command.kind {
-        0..8 => register(p[0] % 4, p[0] % 4 * 8 + p[1] % 6 / 5 * (p[1] % 3), HOSTS[usize::from(p[0] % 4 + p[2] / 250) % 3]),
+        0..8 => {
+            register(p[0] % 4, p[0] % 4 * 8 + p[1] % 6 / 5 * (p[1] % 3), HOSTS[usize::from(p[0] % 4 + p[2] / 250) % 3])
+        }
         8..16 => {
             let name = NAMES[usize::from(p[1]) % 2];
             Op::MountSegment { node, incarnation, name, bytes: SIZES[usize::from(p[2] / 200 + p[0] % 2) % 3] }
@@ -158,7 +161,7 @@ fn op<'a>(command: &Command, model: &Model, sessions: &[SessionId]) -> Op<'a> {
         18..21 => Op::SetContact {
             node,
             incarnation,
-            contact: if p[1] % 3 == 0 { Contact::Suspect } else { Contact::Heard },
+            contact: if p[1].is_multiple_of(3) { Contact::Suspect } else { Contact::Heard },
         },
         21..22 => Op::DropNode { node, incarnation },
         22..27 => Op::OpenSession { client_uuid: [p[0] % 3; 16], host_id: "" },
@@ -170,7 +173,7 @@ fn op<'a>(command: &Command, model: &Model, sessions: &[SessionId]) -> Op<'a> {
             length: LENGTHS[usize::from(p[2]) % LENGTHS.len()],
             token: [p[3] % 3; 16],
             replica_num: 1 + p[3] / 8 % 3,
-            mode: if p[4] % 4 == 0 { ReplicaMode::Strict } else { ReplicaMode::BestEffort },
+            mode: if p[4].is_multiple_of(4) { ReplicaMode::Strict } else { ReplicaMode::BestEffort },
             excluded: if p[5] > 230 { [node].into_iter().collect() } else { Default::default() },
             victims: if p[5] < 128 { ids(&objects, &p) } else { Vec::new() },
         }),
@@ -183,11 +186,11 @@ fn op<'a>(command: &Command, model: &Model, sessions: &[SessionId]) -> Op<'a> {
             floor: (p[3] % 16 / 4).into(),
             key,
             expected: (p[4] < 128).then(|| pick(&objects, p[5], ObjectId(16))),
-            mode: if p[4] % 2 == 0 { RetireMode::RetireOnly } else { RetireMode::RetireAndReclaim },
+            mode: if p[4].is_multiple_of(2) { RetireMode::RetireOnly } else { RetireMode::RetireAndReclaim },
         }),
         86..89 => Op::Retire {
             objects: ids(&objects, &p[..3]),
-            mode: if p[4] % 2 == 0 { RetireMode::RetireOnly } else { RetireMode::RetireAndReclaim },
+            mode: if p[4].is_multiple_of(2) { RetireMode::RetireOnly } else { RetireMode::RetireAndReclaim },
         },
         89..92 => {
             Op::Reclaim { replicas: p[..4].iter().map(|&i| pick(&model.retired_ids(), i, ReplicaId(17))).collect() }

@@ -77,5 +77,8 @@ fn an_expired_session_must_say_hello_again_and_its_open_puts_age() {
     let next = world.session(1);
     assert_ne!(next, session);
     world.time_ms += 30_000;
-    assert_eq!(world.one(Op::Discard { objects: vec![open.object] }), Outcome::Discarded { objects: vec![open.object] });
+    assert_eq!(
+        world.one(Op::Discard { objects: vec![open.object] }),
+        Outcome::Discarded { objects: vec![open.object] }
+    );
 }

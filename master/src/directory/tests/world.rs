@@ -24,7 +24,10 @@ impl World {
     }
 
     /// Nodes n0.. on hosts h0.., each with one segment; and one session.
-    pub(super) fn with_nodes(nodes: u8, segment_bytes: u64) -> (World, Vec<(NodeId, Incarnation, SegmentId)>, SessionId) {
+    pub(super) fn with_nodes(
+        nodes: u8,
+        segment_bytes: u64,
+    ) -> (World, Vec<(NodeId, Incarnation, SegmentId)>, SessionId) {
         let mut world = World::new();
         let nodes = (0..nodes).map(|i| world.add_node(i, &format!("h{i}"), segment_bytes)).collect();
         let session = world.session(1);
