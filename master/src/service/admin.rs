@@ -1,0 +1,122 @@
+//! AdminService: what operators ask of a master. Every master answers Status and StateDigest about itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidepool_proto::{Error, ErrorCode, NodeId, v1};
+use tonic::{Request, Response, Status};
+
+use super::core::{Service, unexpected};
+use super::logging::LogFilter;
+use super::refusal;
+use super::status::status;
+use crate::directory::{Op, Outcome};
+
+/// Longest wait for an index.
+const DIGEST_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// The gRPC face for operators.
+pub struct AdminFace {
+    service: Arc<Service>,
+    log_filter: LogFilter,
+}
+
+impl AdminFace {
+    /// Serves `service`; `log_filter` changes the process's log level.
+    pub fn new(service: Arc<Service>, log_filter: LogFilter) -> AdminFace {
+        AdminFace { service, log_filter }
+    }
+
+    async fn transfer(&self, target: u64) -> Result<NodeId, Error> {
+        self.service.tenure()?;
+        let target = (target != 0).then_some(NodeId(target));
+        self.service.node().transfer_leader(target).await.map_err(refusal::transfer)
+    }
+
+    /// A checkpoint is an op: every master records its digest when it applies that entry, so digests are compared at
+    /// exactly one index however busy the cluster is.
+    async fn digest(&self, at: u64, wait: Duration) -> Result<(u64, u128), Error> {
+        let machine = self.service.machine();
+        if at == 0 {
+            let tenure = self.service.tenure()?;
+            let before = machine.last_checkpoint().map_or(0, |(index, _)| index);
+            match tenure.proposer.propose_one(Op::Checkpoint { index: 0, digest: 0 }, None).await? {
+                Outcome::Done => {}
+                Outcome::Refused(error) => return Err(error),
+                other => return Err(unexpected("checkpoint", &other)),
+            }
+            let last = machine.last_checkpoint().filter(|(index, _)| *index > before);
+            return last.ok_or_else(|| Error::new(ErrorCode::Internal, "the checkpoint left no digest"));
+        }
+        let mut applied = machine.watch_applied();
+        let waited = tokio::time::timeout(wait, applied.wait_for(|index| *index >= at)).await;
+        if !matches!(waited, Ok(Ok(_))) {
+            let reached = machine.watch_applied().borrow().to_owned();
+            return Err(Error::new(
+                ErrorCode::DeadlineExceeded,
+                format!("this master has applied {reached}, not yet {at}; wait longer or look at its lag in `status`"),
+            ));
+        }
+        let digest = machine.digest_at(at).ok_or_else(|| {
+            Error::new(ErrorCode::InvalidParams, format!("no checkpoint was applied at index {at}; take one from the leader"))
+        })?;
+        Ok((at, digest))
+    }
+}
+
+#[tonic::async_trait]
+impl v1::admin_service_server::AdminService for AdminFace {
+    async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+        Ok(Response::new(status(&self.service)))
+    }
+
+    async fn transfer_leader(
+        &self,
+        request: Request<v1::TransferRequest>,
+    ) -> Result<Response<v1::TransferResponse>, Status> {
+        let began = Instant::now();
+        let result = self.transfer(request.get_ref().target_node_id).await;
+        let elapsed_ms = began.elapsed().as_millis() as u64;
+        Ok(Response::new(match result {
+            Ok(leader) => v1::TransferResponse { error: None, leader_node_id: leader.0, elapsed_ms },
+            Err(error) => v1::TransferResponse { error: Some(error.into()), leader_node_id: 0, elapsed_ms },
+        }))
+    }
+
+    async fn set_log_level(
+        &self,
+        request: Request<v1::SetLogLevelRequest>,
+    ) -> Result<Response<v1::SetLogLevelResponse>, Status> {
+        let filter = &request.get_ref().filter;
+        let error = self.log_filter.set(filter).err().map(|why| {
+            Error::new(ErrorCode::InvalidParams, format!("log filter '{filter}': {why}; write `info` or `tidepool_master=debug,info`")).into()
+        });
+        Ok(Response::new(v1::SetLogLevelResponse { error }))
+    }
+
+    async fn compact(&self, _: Request<v1::CompactRequest>) -> Result<Response<v1::CompactResponse>, Status> {
+        Ok(Response::new(match self.service.node().compact().await {
+            Ok(snapshot_index) => v1::CompactResponse { error: None, snapshot_index },
+            Err(error) => {
+                let error = Error::new(ErrorCode::Unavailable, error.to_string());
+                v1::CompactResponse { error: Some(error.into()), snapshot_index: 0 }
+            }
+        }))
+    }
+
+    async fn state_digest(
+        &self,
+        request: Request<v1::StateDigestRequest>,
+    ) -> Result<Response<v1::StateDigestResponse>, Status> {
+        let request = request.get_ref();
+        let wait = Duration::from_millis(u64::from(request.remaining_ms)).min(DIGEST_WAIT_MAX);
+        Ok(Response::new(match self.digest(request.at_least_index, wait).await {
+            Ok((applied_index, digest)) => v1::StateDigestResponse {
+                error: None,
+                applied_index,
+                digest: bytes::Bytes::copy_from_slice(&digest.to_be_bytes()),
+            },
+            Err(error) => v1::StateDigestResponse { error: Some(error.into()), ..Default::default() },
+        }))
+    }
+}

@@ -1,0 +1,200 @@
+//! `Service`: what the parts of a master share, and who may answer. A request is answered only by a leader that knows
+//! its term; everything it promises lives in that term's `Tenure`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tidepool_proto::capability::Secret;
+use tidepool_proto::{Error, ErrorCode, History, PROTOCOL_VERSION, v1};
+
+use super::machine::{Machine, MasterNode};
+use super::metrics::ServiceMetrics;
+use super::options::MasterOptions;
+use super::refusal;
+use super::tenure::Tenure;
+use crate::directory::{Directory, Op, Outcome};
+
+/// Shared by every face of a master.
+pub struct Service {
+    node: MasterNode,
+    machine: Arc<Machine>,
+    options: MasterOptions,
+    metrics: Arc<ServiceMetrics>,
+    tenure: RwLock<Option<Arc<Tenure>>>,
+    term: AtomicU64,
+}
+
+impl Service {
+    /// A service that does not lead yet.
+    pub fn new(
+        node: MasterNode,
+        machine: Arc<Machine>,
+        options: MasterOptions,
+        metrics: Arc<ServiceMetrics>,
+    ) -> Arc<Service> {
+        Arc::new(Service { node, machine, options, metrics, tenure: RwLock::new(None), term: AtomicU64::new(0) })
+    }
+
+    /// The Raft node.
+    pub fn node(&self) -> &MasterNode {
+        &self.node
+    }
+    /// The state machine around the directory.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+    /// The directory.
+    pub fn directory(&self) -> &Directory {
+        self.machine.directory()
+    }
+    /// Settings.
+    pub fn options(&self) -> &MasterOptions {
+        &self.options
+    }
+    /// Counters.
+    pub fn metrics(&self) -> &Arc<ServiceMetrics> {
+        &self.metrics
+    }
+    /// Last term seen, carried in every answer.
+    pub fn term(&self) -> u64 {
+        self.term.load(Ordering::Relaxed)
+    }
+    /// Notes a term.
+    pub(super) fn set_term(&self, term: u64) {
+        self.term.fetch_max(term, Ordering::Relaxed);
+    }
+
+    /// Takes or leaves office.
+    pub(super) fn set_tenure(&self, tenure: Option<Arc<Tenure>>) {
+        self.metrics.is_leader.set(i64::from(tenure.is_some()));
+        let before = std::mem::replace(&mut *self.tenure.write(), tenure);
+        if let Some(before) = before {
+            before.end();
+        }
+    }
+
+    /// The term in office, or NOT_LEADER with a hint.
+    pub fn tenure(&self) -> Result<Arc<Tenure>, Error> {
+        match &*self.tenure.read() {
+            Some(tenure) => Ok(tenure.clone()),
+            None => Err(self.not_leader()),
+        }
+    }
+
+    /// A point after which reads see every acknowledged mutation (R2): the linearizer first, state afterwards.
+    pub async fn barrier(&self) -> Result<Arc<Tenure>, Error> {
+        let tenure = self.tenure()?;
+        let term = self.node.linearize().await.map_err(refusal::read)?;
+        if term != tenure.term {
+            return Err(self.not_leader());
+        }
+        Ok(tenure)
+    }
+
+    /// NOT_LEADER, naming the leader when it is known.
+    pub fn not_leader(&self) -> Error {
+        let leadership = self.node.watch_leadership().borrow().clone();
+        let hint = leadership.leader.map(|leader| refusal::hint(&leader, leadership.term)).filter(|h| h.node_id != self.options.node_id.0);
+        let message = match &hint {
+            Some(h) => format!("master {} does not lead; the leader is master {} at {}", self.options.node_id, h.node_id, h.address),
+            None => format!("master {} does not lead and knows no leader; try again", self.options.node_id),
+        };
+        Error::new(ErrorCode::NotLeader, message).with_leader(hint)
+    }
+
+    /// Identity of this master and its cluster, as sent on every connection.
+    pub fn identity(&self) -> v1::Identity {
+        let identity = self.node.identity();
+        v1::Identity {
+            cluster_uuid: bytes::Bytes::copy_from_slice(&identity.cluster.0),
+            history: identity.history.0,
+            node_id: self.options.node_id.0,
+            protocol_version: PROTOCOL_VERSION,
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// This life of the directory.
+    pub fn history(&self) -> History {
+        self.node.identity().history
+    }
+
+    /// The key of capabilities (W2).
+    pub fn secret(&self) -> Secret {
+        self.directory().config().config.secret
+    }
+
+    /// Refuses a caller of another cluster, history or protocol.
+    pub fn check_identity(&self, theirs: Option<&v1::Identity>) -> Result<(), Error> {
+        let Some(theirs) = theirs else {
+            return Err(Error::new(ErrorCode::WrongCluster, "the caller did not say who it is"));
+        };
+        let ours = self.identity();
+        let refuse = |what: String| Err(Error::new(ErrorCode::WrongCluster, what));
+        if theirs.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
+            return refuse(format!(
+                "protocol version {} is too far from {PROTOCOL_VERSION}; upgrade one release at a time",
+                theirs.protocol_version
+            ));
+        }
+        if !theirs.cluster_uuid.is_empty() && theirs.cluster_uuid != ours.cluster_uuid {
+            return refuse(format!(
+                "the caller belongs to another cluster; this is {}",
+                self.node.identity().cluster
+            ));
+        }
+        if theirs.history != 0 && theirs.history != ours.history {
+            return refuse(format!(
+                "the caller knows history {:x}; this cluster is in {:x}: register anew",
+                theirs.history, ours.history
+            ));
+        }
+        Ok(())
+    }
+
+    /// Opens or resumes a client's session.
+    pub async fn hello(&self, request: &v1::HelloRequest) -> Result<v1::HelloResponse, Error> {
+        self.check_identity(request.identity.as_ref())?;
+        let client_uuid = uuid(&request.client_uuid, "client_uuid")?;
+        let tenure = self.tenure()?;
+        let outcome =
+            tenure.proposer.propose_one(Op::OpenSession { client_uuid, host_id: &request.host_id }, None).await?;
+        match outcome {
+            Outcome::Opened { session, .. } => Ok(v1::HelloResponse {
+                identity: Some(self.identity()),
+                session_id: session.0,
+                members: self.members(),
+                lease_ttl_default_ms: self.options.lease_ttl_default.as_millis() as u32,
+                lease_ttl_max_ms: self.lease_ttl_max().as_millis() as u32,
+            }),
+            Outcome::Refused(error) => Err(error),
+            other => Err(unexpected("open_session", &other)),
+        }
+    }
+
+    /// The quorum as clients should know it.
+    pub fn members(&self) -> Vec<v1::Member> {
+        let status = self.node.status();
+        let members = status.members.iter();
+        members.map(|m| v1::Member { node_id: m.member.node_id.0, address: m.member.address.to_string() }).collect()
+    }
+
+    /// Longest lease, replicated (L3).
+    pub fn lease_ttl_max(&self) -> Duration {
+        Duration::from_millis(self.directory().config().config.lease_ttl_max_ms)
+    }
+}
+
+/// Sixteen bytes, or a clear refusal.
+pub fn uuid(bytes: &[u8], name: &str) -> Result<[u8; 16], Error> {
+    bytes.try_into().map_err(|_| {
+        Error::new(ErrorCode::InvalidParams, format!("{name} has {} bytes; it must have 16", bytes.len()))
+    })
+}
+
+/// An outcome that the op cannot have.
+pub fn unexpected(op: &str, outcome: &Outcome) -> Error {
+    Error::new(ErrorCode::Internal, format!("{op} had the outcome {outcome:?}"))
+}

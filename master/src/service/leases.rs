@@ -1,0 +1,323 @@
+//! The leader's read leases (L1-L4): which objects' bytes a reader may still be fetching.
+//!
+//! Leases are keyed by object id, which covers every replica of the object: a reader is handed all of them. They live
+//! outside the directory and outside the log; a new leader starts with none and protects its predecessor's by the
+//! first-window rule (L4, `reclaim.rs`).
+//!
+//! Lock order: a directory shard's read lock, then an entry here. Granting under the shard lock and marking under the
+//! entry lock close the race of L1: either the mark sees the lease, or the reader sees the mark and waits for the entry.
+
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use tidepool_proto::ObjectId;
+use tokio::sync::Notify;
+
+/// Object ids are well spread by one multiplication; SipHash would cost more than the table.
+#[derive(Default)]
+pub struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(self.0 ^ u64::from(byte));
+        }
+    }
+    fn write_u64(&mut self, id: u64) {
+        let product = id.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ product >> 32;
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Lease {
+    until_ms: u64,
+    bytes: u64,
+    count: u32,
+    marked: bool,
+}
+
+/// What came of asking for a lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Granted {
+    /// Protected for the time asked.
+    Lease,
+    /// The leased-bytes limit is reached: read without protection, verified (R1).
+    Unprotected,
+    /// A proposal to reclaim it is under way: wait for `unmarked` and look again.
+    Marked,
+}
+
+/// What came of asking to reclaim an object's space in one entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Marked {
+    /// No lease is live and none will be granted until the mark is dropped.
+    Yes,
+    /// A lease is live for this long.
+    Leased {
+        /// Milliseconds left.
+        remaining_ms: u64,
+    },
+    /// Another proposal marked it.
+    Already,
+}
+
+/// All leases of one term.
+pub struct LeaseTable {
+    leases: DashMap<u64, Lease, BuildHasherDefault<IdHasher>>,
+    leased_bytes: AtomicU64,
+    unmarked: Notify,
+}
+
+impl LeaseTable {
+    /// An empty table.
+    pub fn new() -> Arc<LeaseTable> {
+        Arc::new(LeaseTable {
+            leases: DashMap::with_hasher(BuildHasherDefault::default()),
+            leased_bytes: AtomicU64::new(0),
+            unmarked: Notify::new(),
+        })
+    }
+
+    /// Grants or extends a lease. Call it under the directory's shard lock, having seen the object listed.
+    pub fn grant(&self, object: ObjectId, bytes: u64, now_ms: u64, ttl_ms: u64, leased_bytes_max: u64) -> Granted {
+        let until_ms = now_ms + ttl_ms;
+        match self.leases.entry(object.0) {
+            Entry::Occupied(mut entry) => {
+                let lease = entry.get_mut();
+                if lease.marked {
+                    return Granted::Marked;
+                }
+                if lease.until_ms <= now_ms {
+                    lease.count = 0;
+                }
+                lease.until_ms = lease.until_ms.max(until_ms);
+                lease.count = lease.count.saturating_add(1);
+                Granted::Lease
+            }
+            Entry::Vacant(entry) => {
+                if self.leased_bytes.load(Ordering::Relaxed).saturating_add(bytes) > leased_bytes_max {
+                    return Granted::Unprotected;
+                }
+                self.leased_bytes.fetch_add(bytes, Ordering::Relaxed);
+                entry.insert(Lease { until_ms, bytes, count: 1, marked: false });
+                Granted::Lease
+            }
+        }
+    }
+
+    /// Gives one lease back; the last one frees the object at once (L3).
+    pub fn release(&self, object: ObjectId) {
+        if let Entry::Occupied(mut entry) = self.leases.entry(object.0) {
+            let lease = entry.get_mut();
+            lease.count = lease.count.saturating_sub(1);
+            if lease.count == 0 {
+                lease.until_ms = 0;
+                if !lease.marked {
+                    self.forget((0, entry.remove()));
+                }
+            }
+        }
+    }
+
+    /// Live leases of an object and milliseconds left, if any.
+    pub fn live(&self, object: ObjectId, now_ms: u64) -> Option<(u32, u64)> {
+        self.leases.get(&object.0).filter(|l| l.until_ms > now_ms).map(|l| (l.count, l.until_ms - now_ms))
+    }
+
+    /// Number of entries, expired ones included until the next sweep.
+    pub fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.leases.is_empty()
+    }
+
+    /// Bytes under lease.
+    pub fn leased_bytes(&self) -> u64 {
+        self.leased_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Drops what has expired.
+    pub fn sweep(&self, now_ms: u64) {
+        self.leases.retain(|_, lease| {
+            let keep = lease.marked || lease.until_ms > now_ms;
+            if !keep {
+                self.forget((0, *lease));
+            }
+            keep
+        });
+    }
+
+    /// Waits until some mark is dropped. Create the future before looking at the lease that is marked.
+    pub fn unmarked(&self) -> tokio::sync::futures::Notified<'_> {
+        self.unmarked.notified()
+    }
+
+    fn forget(&self, (_, lease): (u64, Lease)) {
+        self.leased_bytes.fetch_sub(lease.bytes, Ordering::Relaxed);
+    }
+
+    fn set_mark(&self, object: ObjectId, now_ms: u64) -> Marked {
+        match self.leases.entry(object.0) {
+            Entry::Occupied(mut entry) => {
+                let lease = entry.get_mut();
+                if lease.marked {
+                    return Marked::Already;
+                }
+                if lease.until_ms > now_ms {
+                    return Marked::Leased { remaining_ms: lease.until_ms - now_ms };
+                }
+                lease.marked = true;
+                Marked::Yes
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Lease { until_ms: 0, bytes: 0, count: 0, marked: true });
+                Marked::Yes
+            }
+        }
+    }
+
+    fn clear_mark(&self, object: ObjectId) {
+        if let Some(removed) = self.leases.remove(&object.0) {
+            self.forget(removed);
+        }
+    }
+}
+
+/// No-lease marks held by one proposal. They must live until the fate of its entry is known here: dropping them
+/// earlier would let a lease be granted on space that the entry reclaims. [plant: look before mark]
+pub struct Marks {
+    table: Arc<LeaseTable>,
+    objects: Vec<ObjectId>,
+    kept: AtomicBool,
+}
+
+impl Marks {
+    /// No marks yet.
+    pub fn new(table: Arc<LeaseTable>) -> Marks {
+        Marks { table, objects: Vec::new(), kept: AtomicBool::new(false) }
+    }
+
+    /// Marks one more object, unless it is leased or marked.
+    pub fn mark(&mut self, object: ObjectId, now_ms: u64) -> Marked {
+        let marked = self.table.set_mark(object, now_ms);
+        if marked == Marked::Yes {
+            self.objects.push(object);
+        }
+        marked
+    }
+
+    /// Objects marked by this set.
+    pub fn objects(&self) -> &[ObjectId] {
+        &self.objects
+    }
+
+    /// Keeps the marks for the rest of the term: the fate of the entry is unknown, so it may yet reclaim the space.
+    pub fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes over another set's marks.
+    pub fn absorb(&mut self, mut other: Marks) {
+        self.objects.append(&mut other.objects);
+    }
+}
+
+impl Drop for Marks {
+    fn drop(&mut self) {
+        if *self.kept.get_mut() {
+            return;
+        }
+        for &object in &self.objects {
+            self.table.clear_mark(object);
+        }
+        if !self.objects.is_empty() {
+            self.table.unmarked.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_LIMIT: u64 = u64::MAX;
+
+    #[test]
+    fn leases_are_counted_and_one_release_leaves_one() {
+        let table = LeaseTable::new();
+        let object = ObjectId(16);
+        assert_eq!(table.grant(object, 10, 0, 100, NO_LIMIT), Granted::Lease);
+        assert_eq!(table.grant(object, 10, 50, 100, NO_LIMIT), Granted::Lease);
+        table.release(object);
+        assert_eq!(table.live(object, 60), Some((1, 90)));
+        table.release(object);
+        assert_eq!(table.live(object, 60), None);
+        assert_eq!(table.leased_bytes(), 0);
+    }
+
+    #[test]
+    fn a_leased_object_is_not_marked_until_the_lease_ends() {
+        let table = LeaseTable::new();
+        let object = ObjectId(16);
+        table.grant(object, 10, 0, 100, NO_LIMIT);
+        let mut marks = Marks::new(table.clone());
+        assert_eq!(marks.mark(object, 99), Marked::Leased { remaining_ms: 1 });
+        assert_eq!(marks.mark(object, 100), Marked::Yes);
+        assert_eq!(Marks::new(table.clone()).mark(object, 100), Marked::Already);
+        assert_eq!(table.grant(object, 10, 101, 100, NO_LIMIT), Granted::Marked, "no lease while marked");
+        drop(marks);
+        assert_eq!(table.grant(object, 10, 102, 100, NO_LIMIT), Granted::Lease);
+        assert_eq!(table.leased_bytes(), 10);
+    }
+
+    #[test]
+    fn expired_leases_are_swept_and_marks_stay() {
+        let table = LeaseTable::new();
+        table.grant(ObjectId(16), 10, 0, 100, NO_LIMIT);
+        table.grant(ObjectId(32), 10, 0, 200, NO_LIMIT);
+        let mut marks = Marks::new(table.clone());
+        marks.mark(ObjectId(48), 0);
+        table.sweep(150);
+        assert_eq!((table.len(), table.leased_bytes()), (2, 10));
+    }
+
+    #[test]
+    fn above_the_limit_reads_are_unprotected() {
+        let table = LeaseTable::new();
+        assert_eq!(table.grant(ObjectId(16), 60, 0, 100, 100), Granted::Lease);
+        assert_eq!(table.grant(ObjectId(32), 60, 0, 100, 100), Granted::Unprotected);
+        assert_eq!(table.grant(ObjectId(16), 60, 0, 100, 100), Granted::Lease, "an extension costs nothing");
+    }
+
+    #[test]
+    fn marks_of_an_entry_with_unknown_fate_stay_for_the_term() {
+        let table = LeaseTable::new();
+        let mut marks = Marks::new(table.clone());
+        marks.mark(ObjectId(16), 0);
+        marks.keep();
+        drop(marks);
+        assert_eq!(table.grant(ObjectId(16), 1, 1, 100, NO_LIMIT), Granted::Marked);
+    }
+
+    #[tokio::test]
+    async fn a_waiting_reader_wakes_when_the_mark_goes() {
+        let table = LeaseTable::new();
+        let mut marks = Marks::new(table.clone());
+        marks.mark(ObjectId(16), 0);
+        let waiting = table.unmarked();
+        assert_eq!(table.grant(ObjectId(16), 1, 0, 100, NO_LIMIT), Granted::Marked);
+        drop(marks);
+        waiting.await;
+        assert_eq!(table.grant(ObjectId(16), 1, 0, 100, NO_LIMIT), Granted::Lease);
+    }
+}

@@ -1,0 +1,132 @@
+//! The directory as the state machine that `raft` feeds, and the digests it remembers at checkpoints.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tidepool_proto::History;
+use tidepool_raft::{Frozen, LogPosition, MachineError, Node, StateMachine};
+use tokio::sync::watch;
+
+use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome};
+
+/// The Raft node of a master.
+pub type MasterNode = Node<Machine>;
+
+/// Digests remembered for comparison between masters at one index.
+const CHECKPOINTS_KEPT: usize = 64;
+
+/// The replicated directory of this master.
+pub struct Machine {
+    directory: Directory,
+    checkpoints: Mutex<VecDeque<(u64, u128)>>,
+    applied: watch::Sender<u64>,
+    ops: AtomicU64,
+    entries: AtomicU64,
+}
+
+impl Machine {
+    /// An empty directory.
+    pub fn new() -> Machine {
+        Machine {
+            directory: Directory::new(History(0)),
+            checkpoints: Mutex::new(VecDeque::new()),
+            applied: watch::Sender::new(0),
+            ops: AtomicU64::new(0),
+            entries: AtomicU64::new(0),
+        }
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// Ops and entries applied since this process started.
+    pub fn applied_counts(&self) -> (u64, u64) {
+        (self.ops.load(Ordering::Relaxed), self.entries.load(Ordering::Relaxed))
+    }
+
+    /// The digest recorded when the checkpoint entry at `index` was applied.
+    pub fn digest_at(&self, index: u64) -> Option<u128> {
+        self.checkpoints.lock().iter().find(|(at, _)| *at == index).map(|(_, digest)| *digest)
+    }
+
+    /// Last checkpoint applied here.
+    pub fn last_checkpoint(&self) -> Option<(u64, u128)> {
+        self.checkpoints.lock().back().copied()
+    }
+
+    /// Follows the applied index.
+    pub fn watch_applied(&self) -> watch::Receiver<u64> {
+        self.applied.subscribe()
+    }
+
+    fn advance(&self, at: LogPosition) {
+        self.applied.send_replace(at.index);
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine::new()
+    }
+}
+
+impl StateMachine for Machine {
+    type Outcome = Vec<Outcome>;
+
+    fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<Vec<Outcome>, MachineError> {
+        let entry = Entry::decode(payload)
+            .map_err(|e| MachineError::new(format!("entry {at} cannot be decoded: {e}; is this binary too old?")))?;
+        let outcomes = self.directory.apply_entry(at.index, at.term, &entry);
+        if outcomes.len() != entry.ops.len() {
+            let (ops, got) = (entry.ops.len(), outcomes.len());
+            return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
+        }
+        self.ops.fetch_add(entry.ops.len() as u64, Ordering::Relaxed);
+        self.entries.fetch_add(1, Ordering::Relaxed);
+        if entry.ops.iter().any(|op| matches!(op, Op::Checkpoint { .. })) {
+            let mut checkpoints = self.checkpoints.lock();
+            if checkpoints.len() == CHECKPOINTS_KEPT {
+                checkpoints.pop_front();
+            }
+            checkpoints.push_back((at.index, self.directory.digest()));
+        }
+        self.advance(at);
+        Ok(outcomes)
+    }
+
+    fn skip(&self, at: LogPosition) {
+        self.directory.skip(at.index, at.term);
+        self.advance(at);
+    }
+
+    fn applied(&self) -> Option<LogPosition> {
+        self.directory.applied().map(|(index, term)| LogPosition { term, index })
+    }
+
+    fn freeze(&self) -> Box<dyn Frozen> {
+        Box::new(FrozenMachine(self.directory.freeze()))
+    }
+
+    fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
+        self.directory.restore(input).map_err(|e| MachineError::new(format!("snapshot at {at}: {e}")))?;
+        match self.applied() {
+            Some(applied) if applied == at => {
+                self.advance(at);
+                Ok(())
+            }
+            applied => Err(MachineError::new(format!("snapshot at {at} holds the state of {applied:?}"))),
+        }
+    }
+}
+
+struct FrozenMachine(FrozenDirectory);
+
+impl Frozen for FrozenMachine {
+    fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
+        self.0.write_to(out)
+    }
+}

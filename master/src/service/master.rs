@@ -1,0 +1,227 @@
+//! `Master`: one member of the quorum as a process runs it. Options -> start -> handle.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::Registry;
+use tidepool_proto::v1::admin_service_server::AdminServiceServer;
+use tidepool_proto::v1::client_service_server::ClientServiceServer;
+use tidepool_proto::v1::node_service_server::NodeServiceServer;
+use tidepool_proto::{Address, Error, NodeId};
+use tidepool_raft::{ClusterIdentity, Role};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use super::admin::AdminFace;
+use super::core::Service;
+use super::logging::LogFilter;
+use super::machine::{Machine, MasterNode};
+use super::metrics::ServiceMetrics;
+use super::nodes::NodeFace;
+use super::office;
+use super::options::MasterOptions;
+use super::refusal;
+use super::session::ClientFace;
+use super::status::{Readiness, readiness};
+
+/// HTTP/2 windows of the session stream; smaller ones cost throughput on large batches.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Largest gRPC message a master takes.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// How long a stopping leader tries to hand over.
+const HANDOVER_WAIT: Duration = Duration::from_secs(2);
+/// How often gauges are refreshed.
+const GAUGE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Why a master could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum MasterError {
+    /// The RPC port.
+    #[error("cannot listen on {address}: {cause}; is another process using the port?")]
+    Listen {
+        /// Address asked for.
+        address: Address,
+        /// The system's reason.
+        cause: std::io::Error,
+    },
+    /// Identity, log or quorum.
+    #[error(transparent)]
+    Raft(#[from] tidepool_raft::OpenError),
+    /// Metrics registration: a bug.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// Why a master stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// It was asked to.
+    Shutdown,
+    /// It cannot go on; the process must exit with an error.
+    Fatal(String),
+}
+
+/// A running master. Cheap to clone.
+#[derive(Clone)]
+pub struct Master {
+    service: Arc<Service>,
+    node: MasterNode,
+    registry: Registry,
+    local: SocketAddr,
+    stopped: Arc<watch::Sender<Option<Stopped>>>,
+    closing: Arc<watch::Sender<bool>>,
+}
+
+impl Master {
+    /// Opens the log, listens, and takes part in the quorum; returns when it does.
+    pub async fn start(options: MasterOptions, log_filter: LogFilter) -> Result<Master, MasterError> {
+        let listen_error = |cause| MasterError::Listen { address: options.listen.clone(), cause };
+        let machine = Arc::new(Machine::new());
+        let node = MasterNode::open(options.raft(), machine.clone()).await?;
+        let registry = Registry::new();
+        let metrics = ServiceMetrics::register(&registry)?;
+        let host = (options.listen.host(), options.listen.port());
+        let listener = TcpListener::bind(host).await.map_err(listen_error)?;
+        let local = listener.local_addr().map_err(listen_error)?;
+        let service = Service::new(node.clone(), machine, options, metrics);
+        let closing = Arc::new(watch::Sender::new(false));
+        let stopped = Arc::new(watch::Sender::new(None));
+        serve(&service, listener, log_filter, closing.clone(), stopped.clone());
+        tokio::spawn(office::follow(service.clone()));
+        tokio::spawn(refresh_gauges(service.clone(), closing.subscribe()));
+        let (fatal, report) = (node.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let cause = fatal.fatal().await;
+            report.send_if_modified(|s| s.replace(Stopped::Fatal(cause.to_string())).is_none());
+        });
+        node.run().await?;
+        Ok(Master { service, node, registry, local, stopped, closing })
+    }
+
+    /// Where the RPC port listens.
+    pub fn local_address(&self) -> SocketAddr {
+        self.local
+    }
+    /// Cluster and history.
+    pub fn identity(&self) -> ClusterIdentity {
+        self.node.identity()
+    }
+    /// Whether it can do its work.
+    pub fn readiness(&self) -> Readiness {
+        readiness(&self.service)
+    }
+    /// HTTP routes of this master.
+    pub fn routes(&self) -> axum::Router {
+        super::http::routes(self.service.clone())
+    }
+    /// The service's metrics.
+    pub fn metrics(&self) -> &Registry {
+        &self.registry
+    }
+    /// The Raft node's metrics.
+    pub fn raft_metrics(&self) -> &Registry {
+        self.node.metrics()
+    }
+    /// Hands leadership over (M7).
+    pub async fn transfer_leader(&self, to: Option<NodeId>) -> Result<NodeId, Error> {
+        self.node.transfer_leader(to).await.map_err(refusal::transfer)
+    }
+    /// Resolves when it has stopped.
+    pub async fn stopped(&self) -> Stopped {
+        let mut stopped = self.stopped.subscribe();
+        match stopped.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(Stopped::Shutdown),
+            Err(_) => Stopped::Shutdown,
+        }
+    }
+
+    /// Hands over if it leads (M7), then stops.
+    pub async fn shutdown(&self) {
+        if self.node.watch_leadership().borrow().role == Role::Leader {
+            match tokio::time::timeout(HANDOVER_WAIT, self.transfer_leader(None)).await {
+                Ok(Ok(successor)) => tracing::info!(successor = successor.0, "handed leadership over"),
+                Ok(Err(error)) => tracing::warn!(%error, "could not hand leadership over; the others will elect"),
+                Err(_) => tracing::warn!("handing leadership over took too long; the others will elect"),
+            }
+        }
+        self.service.set_tenure(None);
+        self.closing.send_replace(true);
+        self.node.shutdown().await;
+        self.stopped.send_if_modified(|s| s.replace(Stopped::Shutdown).is_none());
+    }
+}
+
+fn serve(
+    service: &Arc<Service>,
+    listener: TcpListener,
+    log_filter: LogFilter,
+    closing: Arc<watch::Sender<bool>>,
+    stopped: Arc<watch::Sender<Option<Stopped>>>,
+) {
+    let client = ClientServiceServer::new(ClientFace::new(service.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let nodes = NodeServiceServer::new(NodeFace::new(service.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let admin = AdminServiceServer::new(AdminFace::new(service.clone(), log_filter));
+    let server = Server::builder()
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .add_service(client)
+        .add_service(nodes)
+        .add_service(admin)
+        .add_service(service.node().grpc());
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let mut close = closing.subscribe();
+    tokio::spawn(async move {
+        let closed = async move {
+            // Ends also when the master is dropped.
+            let _closed = close.wait_for(|closing| *closing).await;
+        };
+        tokio::select! {
+            result = server.serve_with_incoming(incoming) => {
+                if let Err(error) = result {
+                    stopped.send_if_modified(|s| s.replace(Stopped::Fatal(format!("rpc server: {error}"))).is_none());
+                }
+            }
+            () = closed => {}
+        }
+    });
+}
+
+async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
+    let mut ticks = tokio::time::interval(GAUGE_INTERVAL);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = closing.wait_for(|closing| *closing) => return,
+        }
+        let metrics = service.metrics();
+        let raft = service.node().status();
+        for (figure, value) in [
+            ("term", raft.leadership.term),
+            ("last_log_index", raft.last_log_index),
+            ("committed_index", raft.committed_index),
+            ("applied_index", raft.applied_index),
+            ("purged_index", raft.purged_index),
+            ("snapshot_index", raft.snapshot_index),
+        ] {
+            metrics.raft.with_label_values(&[figure]).set(value as i64);
+        }
+        metrics.objects.set(service.directory().counts().objects as i64);
+        for segment in service.directory().segments() {
+            let name = &*segment.name;
+            for (state, bytes) in [
+                ("free", segment.free),
+                ("processing", segment.processing),
+                ("complete", segment.complete),
+                ("retired", segment.retired),
+            ] {
+                metrics.segment_bytes.with_label_values(&[name, state]).set(bytes as i64);
+            }
+            metrics.largest_free_extent.with_label_values(&[name]).set(segment.largest_free as i64);
+        }
+    }
+}

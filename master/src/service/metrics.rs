@@ -1,0 +1,121 @@
+//! What a master counts, under `tidepool_master_`.
+
+use std::sync::Arc;
+
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+/// Metrics of the service; the Raft node keeps its own in the same registry.
+pub struct ServiceMetrics {
+    /// Keys handled, by operation and result code.
+    pub keys: IntCounterVec,
+    /// Calls slower than the slow-call setting.
+    pub slow_calls: IntCounter,
+    /// Ops packed into one entry.
+    pub ops_per_entry: Histogram,
+    /// Seconds from a mutation's arrival to its commit and apply.
+    pub commit_seconds: Histogram,
+    /// Lookups that found, or did not find, a readable object.
+    pub lookups: IntCounterVec,
+    /// Objects evicted, by reason.
+    pub evicted_objects: IntCounterVec,
+    /// Bytes evicted, by reason.
+    pub evicted_bytes: IntCounterVec,
+    /// Reads reported as failed, by kind.
+    pub read_reports: IntCounterVec,
+    /// Replicas dropped after their datanode found them corrupt.
+    pub corrupt_replicas: IntCounter,
+    /// Objects reclaimed while a predecessor's lease may still have run (L4).
+    pub leases_broken: IntCounter,
+    /// Grants discarded because they were neither ended nor revoked in time.
+    pub grants_discarded: IntCounter,
+    /// Datanodes found silent.
+    pub nodes_suspected: IntCounter,
+    /// Lease entries.
+    pub leases: IntGauge,
+    /// Bytes under lease.
+    pub leased_bytes: IntGauge,
+    /// Ops waiting for an entry.
+    pub queued_ops: IntGauge,
+    /// Objects in the directory.
+    pub objects: IntGauge,
+    /// Bytes per segment and state.
+    pub segment_bytes: IntGaugeVec,
+    /// Largest free extent per segment.
+    pub largest_free_extent: IntGaugeVec,
+    /// Raft figures, by name.
+    pub raft: IntGaugeVec,
+    /// 1 when this master leads.
+    pub is_leader: IntGauge,
+}
+
+impl ServiceMetrics {
+    /// Registers everything in `registry`.
+    pub fn register(registry: &Registry) -> Result<Arc<ServiceMetrics>, prometheus::Error> {
+        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
+            let metric = IntCounter::new(format!("tidepool_master_{name}"), help)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
+            let metric = IntCounterVec::new(Opts::new(format!("tidepool_master_{name}"), help), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
+            let metric = IntGauge::new(format!("tidepool_master_{name}"), help)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| -> Result<IntGaugeVec, prometheus::Error> {
+            let metric = IntGaugeVec::new(Opts::new(format!("tidepool_master_{name}"), help), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let histogram = |name: &str, help: &str, buckets: Vec<f64>| -> Result<Histogram, prometheus::Error> {
+            let options = HistogramOpts::new(format!("tidepool_master_{name}"), help).buckets(buckets);
+            let metric = Histogram::with_opts(options)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        Ok(Arc::new(ServiceMetrics {
+            keys: counters("keys_total", "Keys handled, by operation and result code", &["op", "code"])?,
+            slow_calls: counter("slow_calls_total", "Calls slower than the slow-call setting")?,
+            ops_per_entry: histogram(
+                "ops_per_entry",
+                "Ops packed into one oplog entry",
+                prometheus::exponential_buckets(1.0, 2.0, 11)?,
+            )?,
+            commit_seconds: histogram(
+                "commit_seconds",
+                "Seconds from a mutation's arrival to its commit and apply",
+                prometheus::exponential_buckets(0.0001, 2.0, 16)?,
+            )?,
+            lookups: counters("lookups_total", "Keys looked up, by tier of the answer or miss", &["result"])?,
+            evicted_objects: counters("evicted_objects_total", "Objects evicted, by reason", &["reason"])?,
+            evicted_bytes: counters("evicted_bytes_total", "Bytes evicted, by reason", &["reason"])?,
+            read_reports: counters("read_reports_total", "Failed reads reported by clients, by kind", &["kind"])?,
+            corrupt_replicas: counter("corrupt_replicas_total", "Replicas dropped after their datanode found them corrupt")?,
+            leases_broken: counter(
+                "leases_broken_total",
+                "Objects reclaimed while a predecessor's lease may still have run",
+            )?,
+            grants_discarded: counter("grants_discarded_total", "Grants neither ended nor revoked in time")?,
+            nodes_suspected: counter("nodes_suspected_total", "Datanodes found silent")?,
+            leases: gauge("leases", "Lease entries held by this leader")?,
+            leased_bytes: gauge("leased_bytes", "Bytes under lease")?,
+            queued_ops: gauge("queued_ops", "Ops waiting for an entry")?,
+            objects: gauge("objects", "Objects in the directory")?,
+            segment_bytes: gauges("segment_bytes", "Bytes per segment and state", &["segment", "state"])?,
+            largest_free_extent: gauges("largest_free_extent_bytes", "Largest free extent per segment", &["segment"])?,
+            raft: gauges("raft", "Raft figures: term, log, committed, applied, purged, snapshot index", &["figure"])?,
+            is_leader: gauge("is_leader", "1 when this master leads")?,
+        }))
+    }
+
+    /// Counts one key's result.
+    pub fn count(&self, op: &str, code: tidepool_proto::ErrorCode, keys: u64) {
+        if keys > 0 {
+            self.keys.with_label_values(&[op, code.name()]).inc_by(keys);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The service around the directory: who leads, what clients and datanodes ask, and the leader's own knowledge (leases,
+//! liveness) that is never replicated. Start reading with `core`, then `tenure`, then `session`.
+
+// Time, randomness and tasks belong here; the directory has none of them.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod admin;
+mod core;
+mod http;
+mod leases;
+mod liveness;
+mod logging;
+mod machine;
+mod master;
+mod metrics;
+mod nodes;
+mod office;
+mod options;
+mod proposer;
+mod puts;
+mod reads;
+mod refusal;
+mod removal;
+mod room;
+mod session;
+mod status;
+mod tenure;
+mod upkeep;
+
+pub use logging::LogFilter;
+pub use master::{Master, MasterError, Stopped};
+pub use options::{FailoverReclaim, MasterOptions};
+pub use status::Readiness;

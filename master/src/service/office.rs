@@ -1,0 +1,82 @@
+//! Taking and leaving office: follows leadership, builds each term's `Tenure` and starts its background work.
+
+use std::sync::Arc;
+
+use rand::RngCore;
+use tidepool_proto::capability::Secret;
+use tidepool_proto::{Error, LogTime};
+use tidepool_raft::Role;
+
+use super::core::{Service, unexpected};
+use super::liveness::NodeTable;
+use super::proposer::Proposer;
+use super::tenure::{LogClock, Tenure};
+use super::upkeep;
+use crate::directory::{Config, Op, Outcome};
+
+/// Follows leadership until the node is gone.
+pub async fn follow(service: Arc<Service>) {
+    let mut leadership = service.node().watch_leadership();
+    loop {
+        let now = leadership.borrow_and_update().clone();
+        service.set_term(now.term);
+        let in_office = service.tenure().ok().map(|t| t.term);
+        match (now.role, in_office) {
+            (Role::Leader, Some(term)) if term == now.term => {}
+            (Role::Leader, _) => {
+                service.set_tenure(None);
+                match take_office(&service, now.term).await {
+                    Ok(tenure) => {
+                        tracing::info!(term = now.term, log_time_ms = tenure.log_time().0, "in office");
+                        upkeep::start(&service, &tenure);
+                        service.set_tenure(Some(tenure));
+                    }
+                    Err(error) => tracing::warn!(term = now.term, %error, "could not take office"),
+                }
+            }
+            (_, Some(term)) => {
+                tracing::info!(term, "left office");
+                service.set_tenure(None);
+            }
+            (_, None) => {}
+        }
+        if leadership.changed().await.is_err() {
+            service.set_tenure(None);
+            return;
+        }
+    }
+}
+
+/// Everything acknowledged before this term is applied by now: `watch_leadership` says so only after the term's first
+/// entry was applied here.
+async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, Error> {
+    let clock = LogClock::starting_at(service.directory().log_time().max(LogTime(1)));
+    let proposer = Proposer::start(service.node().clone(), term, clock, service.metrics().clone());
+    let config = service.directory().config().config;
+    let wanted = Config {
+        lease_ttl_max_ms: service.options().lease_ttl_max.as_millis() as u64,
+        put_start_discard_timeout_ms: service.options().put_start_discard_timeout.as_millis() as u64,
+        secret: if config.secret == Secret::default() { draw_secret() } else { config.secret },
+        ..config
+    };
+    if wanted != config {
+        match proposer.propose_one(Op::SetConfig(wanted), None).await? {
+            Outcome::Done => {}
+            Outcome::Refused(error) => return Err(error),
+            other => return Err(unexpected("set_config", &other)),
+        }
+    }
+    let first_index = service.directory().applied().map_or(0, |(index, _)| index);
+    let config = service.directory().config();
+    let lease_ttl_max_ms = config.config.lease_ttl_max_ms.max(config.lease_ttl_max_before_ms);
+    let lease_ttl_max = std::time::Duration::from_millis(lease_ttl_max_ms);
+    let tenure = Tenure::new(term, first_index, clock, proposer, NodeTable::new(), lease_ttl_max);
+    tenure.set_capacity_bytes(service.directory().counts().capacity_bytes);
+    Ok(tenure)
+}
+
+fn draw_secret() -> Secret {
+    let mut secret = [0; 32];
+    rand::rng().fill_bytes(&mut secret);
+    Secret(secret)
+}

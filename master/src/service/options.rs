@@ -1,0 +1,114 @@
+//! What a master is started with, and the named limits of its service.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tidepool_proto::{Address, NodeId};
+use tidepool_raft::{ElectionProfile, Member};
+
+/// Settings of one master. Every limit is named here and shown by `tidepool config show`.
+#[derive(Clone, Debug)]
+pub struct MasterOptions {
+    /// This master's id; unique in the quorum and never reused.
+    pub node_id: NodeId,
+    /// Identity, log and snapshots.
+    pub data_dir: PathBuf,
+    /// Where the RPC port binds.
+    pub listen: Address,
+    /// What others dial; must be routable for every member.
+    pub advertise: Address,
+    /// The initial quorum, this master included; the same list on every member.
+    pub members: Vec<Member>,
+    /// Heartbeat and election timeouts.
+    pub election: ElectionProfile,
+    /// Lease of a read that asks for none in particular.
+    pub lease_ttl_default: Duration,
+    /// Longest lease; replicated when the first leader takes office.
+    pub lease_ttl_max: Duration,
+    /// After which an unfinished put may be preempted (log time).
+    pub put_start_discard_timeout: Duration,
+    /// What a new leader does when its reserve is gone before its predecessor's leases ran out (L4).
+    pub failover_reclaim: FailoverReclaim,
+    /// Beat interval given to datanodes.
+    pub node_heartbeat_interval: Duration,
+    /// Silence after which a datanode is SUSPECT.
+    pub node_suspect_timeout: Duration,
+    /// Silence after which a datanode's replicas are dropped.
+    pub node_forget_timeout: Duration,
+    /// Calls slower than this are logged.
+    pub slow_call: Duration,
+    /// Log bytes after which a snapshot is taken and the log purged.
+    pub snapshot_log_bytes: u64,
+    /// Entries kept behind the snapshot for lagging standbys.
+    pub keep_log_entries: u64,
+}
+
+/// Choice of L4 for the first lease window of a term.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FailoverReclaim {
+    /// Reclaim space that the predecessor may have leased; a late reader gets a miss, and a metric counts it.
+    Allow,
+    /// Refuse the put with NO_SPACE until the window is over.
+    Protect,
+}
+
+impl MasterOptions {
+    /// Defaults for everything but identity and addresses.
+    pub fn new(node_id: NodeId, data_dir: PathBuf, listen: Address, advertise: Address, members: Vec<Member>) -> Self {
+        MasterOptions {
+            node_id,
+            data_dir,
+            listen,
+            advertise,
+            members,
+            election: ElectionProfile::Default,
+            lease_ttl_default: Duration::from_secs(10),
+            lease_ttl_max: Duration::from_secs(60),
+            put_start_discard_timeout: Duration::from_secs(30),
+            failover_reclaim: FailoverReclaim::Allow,
+            node_heartbeat_interval: Duration::from_millis(200),
+            node_suspect_timeout: Duration::from_secs(2),
+            node_forget_timeout: Duration::from_secs(600),
+            slow_call: Duration::from_millis(500),
+            snapshot_log_bytes: 256 << 20,
+            keep_log_entries: 50_000,
+        }
+    }
+
+    /// The part that concerns the log.
+    pub(super) fn raft(&self) -> tidepool_raft::Options {
+        let mut raft = tidepool_raft::Options::new(
+            self.node_id,
+            self.data_dir.clone(),
+            self.advertise.clone(),
+            self.members.clone(),
+        );
+        raft.election = self.election;
+        raft.snapshot_log_bytes = self.snapshot_log_bytes;
+        raft.keep_log_entries = self.keep_log_entries;
+        raft
+    }
+}
+
+/// Items one batch call may carry.
+pub const BATCH_ITEMS_MAX: usize = 16_384;
+/// Calls of one session being worked on; above it the stream is not read (HTTP/2 pushes back).
+pub const SESSION_CALLS_MAX: usize = 1_024;
+/// Ops waiting for an entry; above it calls answer RESOURCE_EXHAUSTED.
+pub const QUEUED_OPS_MAX: usize = 65_536;
+/// Entries proposed and not yet applied; while it is reached, ops gather for the next entry.
+pub const ENTRIES_IN_FLIGHT_MAX: usize = 4;
+/// Encoded bytes after which an entry is closed.
+pub const ENTRY_BYTES_MAX: usize = 256 << 10;
+/// Longest deadline that is honoured; longer ones are cut to it.
+pub const DEADLINE_MAX: Duration = Duration::from_secs(300);
+/// Objects of one page of a listing.
+pub const LIST_PAGE_MAX: usize = 10_000;
+/// Share of capacity that may be under lease (L5), in percent.
+pub const LEASED_PERCENT_MAX: u64 = 50;
+/// Share of capacity kept free ahead of need (L4), in percent.
+pub const RESERVE_PERCENT_MAX: u64 = 5;
+/// Ids of one fence, verify or reclaim batch.
+pub const REPLICA_IDS_PER_BATCH: usize = 1_024;
+/// Corruption reports waiting for one node's verdict.
+pub const VERIFIES_PER_NODE_MAX: usize = 1_024;

@@ -1,0 +1,196 @@
+//! Ops into entries: adaptive group commit.
+//!
+//! A group of ops that arrives while few entries are in flight is proposed at once; while the pipeline is full, groups
+//! gather and share the next entry. There is no timer: an idle master adds no delay, a busy one packs up to 1 024 ops.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
+use tidepool_proto::{Error, ErrorCode};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::leases::Marks;
+use super::machine::MasterNode;
+use super::metrics::ServiceMetrics;
+use super::options::{ENTRIES_IN_FLIGHT_MAX, ENTRY_BYTES_MAX, QUEUED_OPS_MAX};
+use super::refusal;
+use super::tenure::LogClock;
+use crate::directory::{EntryBuilder, FEATURE_LEVEL, Op, Outcome, encode_op};
+
+/// Handle to the proposer of one term.
+#[derive(Clone)]
+pub struct Proposer {
+    groups: mpsc::UnboundedSender<Group>,
+    queued_ops: Arc<AtomicUsize>,
+}
+
+/// Ops that stay together and in order, the marks that guard them, and who waits for their outcomes.
+struct Group {
+    ops: Vec<u8>,
+    /// Where each op ends in `ops`.
+    ends: Vec<usize>,
+    marks: Option<Arc<Marks>>,
+    reply: oneshot::Sender<Result<Vec<Outcome>, Error>>,
+}
+
+impl Proposer {
+    /// Starts the proposer of `term`. It ends when every handle is gone.
+    pub fn start(node: MasterNode, term: u64, clock: LogClock, metrics: Arc<ServiceMetrics>) -> Proposer {
+        let (groups, receiver) = mpsc::unbounded_channel();
+        let queued_ops = Arc::new(AtomicUsize::new(0));
+        let pump = Pump { node, term, clock, metrics, queued_ops: queued_ops.clone() };
+        tokio::spawn(pump.run(receiver));
+        Proposer { groups, queued_ops }
+    }
+
+    /// Proposes ops and waits until they are committed and applied here. Outcomes come in order, one an op.
+    ///
+    /// Dropping the future abandons only the wait: the marks stay with the entry until its fate is known.
+    pub async fn propose(&self, ops: &[Op<'_>], marks: Option<Marks>) -> Result<Vec<Outcome>, Error> {
+        let marks = marks.map(Arc::new);
+        let mut waits = Vec::with_capacity(ops.len().div_ceil(OPS_PER_ENTRY_MAX));
+        for chunk in ops.chunks(OPS_PER_ENTRY_MAX) {
+            waits.push(self.enqueue(chunk, marks.clone())?);
+        }
+        drop(marks);
+        let mut outcomes = Vec::with_capacity(ops.len());
+        for wait in waits {
+            let part = wait.await.map_err(|_| Error::new(ErrorCode::NotLeader, "this master no longer leads"))??;
+            outcomes.extend(part);
+        }
+        Ok(outcomes)
+    }
+
+    /// Proposes one op.
+    pub async fn propose_one(&self, op: Op<'_>, marks: Option<Marks>) -> Result<Outcome, Error> {
+        let mut outcomes = self.propose(std::slice::from_ref(&op), marks).await?;
+        outcomes.pop().ok_or_else(|| Error::new(ErrorCode::Internal, "an entry of one op had no outcome"))
+    }
+
+    /// Ops waiting for an entry.
+    pub fn queued_ops(&self) -> usize {
+        self.queued_ops.load(Ordering::Relaxed)
+    }
+
+    fn enqueue(
+        &self,
+        ops: &[Op<'_>],
+        marks: Option<Arc<Marks>>,
+    ) -> Result<oneshot::Receiver<Result<Vec<Outcome>, Error>>, Error> {
+        let queued = self.queued_ops.fetch_add(ops.len(), Ordering::Relaxed) + ops.len();
+        if queued > QUEUED_OPS_MAX {
+            self.queued_ops.fetch_sub(ops.len(), Ordering::Relaxed);
+            return Err(Error::new(
+                ErrorCode::ResourceExhausted,
+                format!("{queued} ops wait for the log; the limit is {QUEUED_OPS_MAX}; slow down and retry"),
+            )
+            .retry_after(20));
+        }
+        let mut encoded = Vec::with_capacity(ops.len() * 128);
+        let mut ends = Vec::with_capacity(ops.len());
+        for op in ops {
+            encode_op(op, &mut encoded);
+            ends.push(encoded.len());
+        }
+        let (reply, wait) = oneshot::channel();
+        let group = Group { ops: encoded, ends, marks, reply };
+        self.groups.send(group).map_err(|_| Error::new(ErrorCode::NotLeader, "this master no longer leads"))?;
+        Ok(wait)
+    }
+}
+
+struct Pump {
+    node: MasterNode,
+    term: u64,
+    clock: LogClock,
+    metrics: Arc<ServiceMetrics>,
+    queued_ops: Arc<AtomicUsize>,
+}
+
+impl Pump {
+    async fn run(self, mut receiver: mpsc::UnboundedReceiver<Group>) {
+        let in_flight = Arc::new(Semaphore::new(ENTRIES_IN_FLIGHT_MAX));
+        let mut carried: Option<Group> = None;
+        loop {
+            let first = match carried.take() {
+                Some(group) => group,
+                None => match receiver.recv().await {
+                    Some(group) => group,
+                    None => return,
+                },
+            };
+            let Ok(permit) = in_flight.clone().acquire_owned().await else { return };
+            let (mut count, mut bytes) = (first.ends.len(), first.ops.len());
+            let mut groups = vec![first];
+            while bytes < ENTRY_BYTES_MAX {
+                match receiver.try_recv() {
+                    Ok(group) if count + group.ends.len() <= OPS_PER_ENTRY_MAX => {
+                        (count, bytes) = (count + group.ends.len(), bytes + group.ops.len());
+                        groups.push(group);
+                    }
+                    Ok(group) => {
+                        carried = Some(group);
+                        break;
+                    }
+                    Err(_) => break,
+                }
+            }
+            self.queued_ops.fetch_sub(count, Ordering::Relaxed);
+            self.metrics.ops_per_entry.observe(count as f64);
+            let payload = match self.entry(&groups) {
+                Ok(payload) => payload,
+                Err(error) => {
+                    settle(Err(error), groups);
+                    continue;
+                }
+            };
+            let (node, term) = (self.node.clone(), self.term);
+            tokio::spawn(async move {
+                let result = node.propose(payload, term).await;
+                settle(result.map(|applied| applied.outcome).map_err(refusal::proposal), groups);
+                drop(permit);
+            });
+        }
+    }
+}
+
+impl Pump {
+    /// One entry of all groups' ops, stamped with log time.
+    fn entry(&self, groups: &[Group]) -> Result<Bytes, Error> {
+        let mut entry = EntryBuilder::new(FEATURE_LEVEL);
+        for group in groups {
+            let mut from = 0;
+            for &end in &group.ends {
+                entry.push_encoded(&group.ops[from..end])?;
+                from = end;
+            }
+        }
+        Ok(entry.finish(self.clock.now()))
+    }
+}
+
+/// Hands every group its part of the entry's outcomes. The marks are dropped here, after the fate is known; while it is
+/// not known (the term is ending) they stay.
+fn settle(result: Result<Vec<Outcome>, Error>, groups: Vec<Group>) {
+    match result {
+        Ok(outcomes) => {
+            let mut outcomes = outcomes.into_iter();
+            for group in groups {
+                let part: Vec<Outcome> = outcomes.by_ref().take(group.ends.len()).collect();
+                drop(group.marks);
+                // A caller whose deadline passed no longer waits; its ops took effect all the same.
+                let _abandoned = group.reply.send(Ok(part));
+            }
+        }
+        Err(error) => {
+            for group in groups {
+                if let Some(marks) = &group.marks {
+                    marks.keep();
+                }
+                let _abandoned = group.reply.send(Err(error.clone()));
+            }
+        }
+    }
+}

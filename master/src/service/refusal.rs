@@ -1,0 +1,53 @@
+//! The log's refusals as a client sees them: stable codes, and who leads when that is known.
+
+use tidepool_proto::{Error, ErrorCode, v1};
+use tidepool_raft::{Member, ProposeError, ReadError, TransferError};
+
+/// Pause before a retry while there is no quorum or a handover is under way.
+const RETRY_MS: u32 = 10;
+
+/// A leader as a hint on the wire.
+pub fn hint(member: &Member, term: u64) -> v1::LeaderHint {
+    v1::LeaderHint { node_id: member.node_id.0, address: member.address.to_string(), term }
+}
+
+/// Why a proposal failed. An entry whose fate is unknown reads as DEADLINE_EXCEEDED does: retry with the same token.
+pub fn proposal(error: ProposeError) -> Error {
+    let message = error.to_string();
+    match error {
+        ProposeError::NotLeader { hint: leader } => {
+            Error::new(ErrorCode::NotLeader, message).with_leader(leader.map(|m| hint(&m, 0)))
+        }
+        ProposeError::Unknown { hint: leader } => {
+            Error::new(ErrorCode::Unavailable, message).with_leader(leader.map(|m| hint(&m, 0)))
+        }
+        ProposeError::Unavailable(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
+        ProposeError::TooLong { .. } => Error::new(ErrorCode::InvalidParams, message),
+        ProposeError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
+    }
+}
+
+/// Why a read cannot be served here and now.
+pub fn read(error: ReadError) -> Error {
+    let message = error.to_string();
+    match error {
+        ReadError::NotLeader { hint: leader } => {
+            Error::new(ErrorCode::NotLeader, message).with_leader(leader.map(|m| hint(&m, 0)))
+        }
+        ReadError::Unavailable(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
+        ReadError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
+    }
+}
+
+/// Why leadership was not handed over.
+pub fn transfer(error: TransferError) -> Error {
+    let message = error.to_string();
+    match error {
+        TransferError::NotLeader => Error::new(ErrorCode::NotLeader, message),
+        TransferError::NotAVoter(_) => Error::new(ErrorCode::InvalidParams, message),
+        TransferError::NotReady(_) | TransferError::TimedOut(_) | TransferError::Busy => {
+            Error::new(ErrorCode::Unavailable, message)
+        }
+        TransferError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
+    }
+}

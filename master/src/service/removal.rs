@@ -1,0 +1,153 @@
+//! Remove: unlisted in one entry, space back in the same one if no reader can be on it, later otherwise (L1, L2, L4).
+
+use std::sync::Arc;
+
+use tidepool_proto::keys::check_key;
+use tidepool_proto::{Error, ErrorCode, ObjectId, v1};
+
+use super::core::{Service, unexpected};
+use super::leases::{Marked, Marks};
+use super::options::BATCH_ITEMS_MAX;
+use super::puts::count;
+use super::tenure::Tenure;
+use crate::directory::{Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId};
+
+/// Removes a batch of keys, each with its own outcome.
+pub async fn remove(
+    service: &Arc<Service>,
+    request: &v1::RemoveRequest,
+    session: SessionId,
+) -> Result<v1::RemoveResponse, Error> {
+    let keys: Vec<&[u8]> = match &request.keys {
+        Some(keys) if !keys.is_empty() && keys.len() <= BATCH_ITEMS_MAX => keys.iter()?.collect(),
+        _ => return Err(Error::new(ErrorCode::InvalidParams, format!("remove takes 1 to {BATCH_ITEMS_MAX} keys"))),
+    };
+    if session.0 == 0 {
+        return Err(Error::new(ErrorCode::SessionUnknown, "no session: say hello first"));
+    }
+    let mode = match v1::RemoveMode::try_from(request.mode) {
+        Ok(mode) => mode,
+        Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown remove mode")),
+    };
+    let tenure = service.tenure()?;
+    let mut removal =
+        Batch { service, tenure: &tenure, request, session, mode, results: vec![None; keys.len()] };
+    let mut waiting: Vec<usize> = Vec::with_capacity(keys.len());
+    for (i, key) in keys.iter().enumerate() {
+        match check_key(key) {
+            Ok(()) => waiting.push(i),
+            Err(error) => removal.results[i] = Some(error.for_item(i)),
+        }
+    }
+    while !waiting.is_empty() {
+        waiting = removal.round(&keys, waiting).await?;
+    }
+    count(service, "remove", removal.results.iter().map(Option::as_ref));
+    Ok(v1::RemoveResponse { errors: removal.results.into_iter().flatten().collect() })
+}
+
+struct Batch<'a> {
+    service: &'a Service,
+    tenure: &'a Tenure,
+    request: &'a v1::RemoveRequest,
+    session: SessionId,
+    mode: v1::RemoveMode,
+    results: Vec<Option<v1::ItemError>>,
+}
+
+/// What the leader decided for one key.
+enum Decision {
+    Propose(Option<ObjectId>, RetireMode),
+    Leased(u64),
+    Wait,
+}
+
+impl Batch<'_> {
+    /// One look at the waiting keys; returns those to look at again.
+    async fn round(&mut self, keys: &[&[u8]], waiting: Vec<usize>) -> Result<Vec<usize>, Error> {
+        let unmarked = self.tenure.leases.unmarked();
+        let mut marks = Marks::new(self.tenure.leases.clone());
+        let (mut ops, mut positions, mut again) = (Vec::new(), Vec::new(), Vec::new());
+        let mut must_wait = false;
+        for i in waiting {
+            match self.decide(keys[i], &mut marks) {
+                Decision::Propose(expected, mode) => {
+                    ops.push(Op::Remove(Remove {
+                        tenant: TenantId::DEFAULT,
+                        session: self.session,
+                        sequence: self.request.sequence.saturating_add(i as u64),
+                        floor: self.request.floor,
+                        key: keys[i],
+                        expected,
+                        mode,
+                    }));
+                    positions.push(i);
+                }
+                Decision::Leased(remaining_ms) => {
+                    let key = String::from_utf8_lossy(keys[i]);
+                    let message = format!(
+                        "key '{key}' is leased for another {remaining_ms} ms; wait, or remove with force"
+                    );
+                    let error = Error::new(ErrorCode::ObjectHasLease, message).retry_after(remaining_ms as u32);
+                    self.results[i] = Some(error.for_item(i));
+                }
+                Decision::Wait => {
+                    must_wait = true;
+                    again.push(i);
+                }
+            }
+        }
+        if !ops.is_empty() {
+            let outcomes = self.tenure.proposer.propose(&ops, Some(marks)).await?;
+            for (i, outcome) in positions.into_iter().zip(outcomes) {
+                let error = match outcome {
+                    Outcome::Removal(Removal::Removed(_)) => continue,
+                    Outcome::Removal(Removal::NotFound) => not_found(keys[i]),
+                    Outcome::Removal(Removal::NotReady) => not_ready(keys[i]),
+                    Outcome::RemoveChanged { .. } => {
+                        again.push(i);
+                        continue;
+                    }
+                    Outcome::Refused(error) => error,
+                    other => return Err(unexpected("remove", &other)),
+                };
+                self.results[i] = Some(error.for_item(i));
+            }
+        } else if must_wait {
+            tokio::select! {
+                () = unmarked => {}
+                () = self.tenure.ended() => return Err(self.service.not_leader()),
+            }
+        }
+        Ok(again)
+    }
+
+    /// Looks at the key's object and its leases; marks it when its space may return at once.
+    fn decide(&self, key: &[u8], marks: &mut Marks) -> Decision {
+        let object = self.service.directory().with_object(TenantId::DEFAULT, key, |view| view.map(|v| v.object));
+        // Whatever is put there meanwhile carries no mark of ours, so its space must not return in the same entry.
+        let Some(object) = object else { return Decision::Propose(None, RetireMode::RetireOnly) };
+        if marks.objects().contains(&object) {
+            // The same key twice in the batch: the second finds nothing.
+            return Decision::Propose(Some(object), RetireMode::RetireAndReclaim);
+        }
+        if self.tenure.may_be_leased_by_predecessor(object) {
+            return Decision::Propose(Some(object), RetireMode::RetireOnly);
+        }
+        match (marks.mark(object, self.tenure.now_ms()), self.mode) {
+            (Marked::Yes, _) => Decision::Propose(Some(object), RetireMode::RetireAndReclaim),
+            (Marked::Leased { .. }, v1::RemoveMode::Force) => Decision::Propose(Some(object), RetireMode::RetireOnly),
+            (Marked::Leased { remaining_ms }, _) => Decision::Leased(remaining_ms),
+            (Marked::Already, _) => Decision::Wait,
+        }
+    }
+}
+
+fn not_found(key: &[u8]) -> Error {
+    Error::new(ErrorCode::ObjectNotFound, format!("key '{}' names no object", String::from_utf8_lossy(key)))
+}
+
+fn not_ready(key: &[u8]) -> Error {
+    let key = String::from_utf8_lossy(key);
+    Error::new(ErrorCode::NotReady, format!("key '{key}' is still being put; end or revoke the put first"))
+}

@@ -1,0 +1,245 @@
+//! Background work of a term: space that may return, grants that ran out, nodes that fell silent, the reserve, sweeping.
+//! Every loop ends with the term, works in bounded batches and proposes explicit ids (L2).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidepool_proto::{Error, ErrorCode, NodeId, ReplicaId};
+
+use super::core::{Service, unexpected};
+use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
+use super::room;
+use super::tenure::Tenure;
+use crate::directory::{Contact, NodeView, Op, Outcome};
+
+const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);
+const RESERVE_INTERVAL: Duration = Duration::from_millis(20);
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
+const DISCARD_INTERVAL: Duration = Duration::from_millis(250);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
+/// Reclaim batches proposed in one round.
+const RECLAIM_BATCHES_MAX: usize = 16;
+
+/// Starts all loops of a term.
+pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
+    every(service, tenure, RECLAIM_INTERVAL, "reclaim", |s, t| async move { reclaim(&s, &t).await });
+    every(service, tenure, LIVENESS_INTERVAL, "liveness", |s, t| async move { watch_nodes(&s, &t).await });
+    every(service, tenure, DISCARD_INTERVAL, "discard", |s, t| async move { discard(&s, &t).await });
+    every(service, tenure, SWEEP_INTERVAL, "sweep", |s, t| async move {
+        sweep(&s, &t);
+        Ok(())
+    });
+    let rate = Arc::new(parking_lot::Mutex::new(PutRate::default()));
+    every(service, tenure, RESERVE_INTERVAL, "reserve", move |s, t| {
+        let put_bytes_per_second = rate.lock().update(t.take_put_bytes(), RESERVE_INTERVAL);
+        async move { room::refill_reserve(&s, &t, put_bytes_per_second).await.map(|_| ()) }
+    });
+}
+
+/// Bytes of puts a second, averaged over about a second.
+#[derive(Default)]
+struct PutRate {
+    bytes_per_second: u64,
+}
+
+impl PutRate {
+    fn update(&mut self, bytes: u64, interval: Duration) -> u64 {
+        let now = bytes.saturating_mul(1_000) / (interval.as_millis() as u64).max(1);
+        self.bytes_per_second = (self.bytes_per_second.saturating_mul(31).saturating_add(now)) / 32;
+        self.bytes_per_second
+    }
+}
+
+fn every<F, Fut>(service: &Arc<Service>, tenure: &Arc<Tenure>, interval: Duration, name: &'static str, work: F)
+where
+    F: Fn(Arc<Service>, Arc<Tenure>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<(), Error>> + Send,
+{
+    let (service, tenure) = (service.clone(), tenure.clone());
+    tokio::spawn(async move {
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = tenure.ended() => return,
+            }
+            let result = tokio::select! {
+                result = work(service.clone(), tenure.clone()) => result,
+                () = tenure.ended() => return,
+            };
+            match result {
+                Ok(()) => {}
+                Err(error) if error.code() == ErrorCode::NotLeader => {}
+                Err(error) => tracing::warn!(term = tenure.term, work = name, %error, "background work failed; it goes on"),
+            }
+        }
+    });
+}
+
+/// Frees retired space on which no lease lives (L1, L4).
+async fn reclaim(service: &Service, tenure: &Tenure) -> Result<(), Error> {
+    if service.directory().counts().retired_clean == 0 {
+        return Ok(());
+    }
+    let now_ms = tenure.now_ms();
+    let break_leases = tenure.reserve_gone() && service.options().failover_reclaim == FailoverReclaim::Allow;
+    let mut after = None;
+    for _ in 0..RECLAIM_BATCHES_MAX {
+        let page = service.directory().reclaimable(after, REPLICA_IDS_PER_BATCH);
+        let Some(last) = page.last() else { return Ok(()) };
+        after = Some(last.replica);
+        let mut broken = 0;
+        let free = page.iter().filter(|retired| {
+            if tenure.leases.live(retired.object, now_ms).is_some() {
+                return false;
+            }
+            let protected = tenure.may_be_leased_by_predecessor(retired.object);
+            broken += u64::from(protected && break_leases);
+            !protected || break_leases
+        });
+        let replicas: Vec<ReplicaId> = free.map(|retired| retired.replica).collect();
+        if replicas.is_empty() {
+            continue;
+        }
+        service.metrics().leases_broken.inc_by(broken);
+        match tenure.proposer.propose_one(Op::Reclaim { replicas }, None).await? {
+            Outcome::Reclaimed { .. } => {}
+            Outcome::Refused(error) => return Err(error),
+            other => return Err(unexpected("reclaim", &other)),
+        }
+    }
+    Ok(())
+}
+
+/// Drops grants that were neither ended nor revoked in time; their space waits for the datanodes' fences (W5).
+async fn discard(service: &Service, tenure: &Tenure) -> Result<(), Error> {
+    let objects = service.directory().discardable(tenure.log_time(), REPLICA_IDS_PER_BATCH);
+    if objects.is_empty() {
+        return Ok(());
+    }
+    match tenure.proposer.propose_one(Op::Discard { objects }, None).await? {
+        Outcome::Discarded { objects } => {
+            service.metrics().grants_discarded.inc_by(objects.len() as u64);
+            Ok(())
+        }
+        Outcome::Refused(error) => Err(error),
+        other => Err(unexpected("discard", &other)),
+    }
+}
+
+/// What silence says of a node (N1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Judgement {
+    Leave,
+    Suspect,
+    Relist,
+    Forget,
+}
+
+/// A failover never expires a healthy node (silence counts from taking office) and never re-lists a dead one (it must
+/// have been heard in this term). [plant]
+fn judge(contact: Contact, silence: Duration, heard: bool, suspect_after: Duration, forget_after: Duration) -> Judgement {
+    match contact {
+        _ if silence >= forget_after => Judgement::Forget,
+        Contact::Heard if silence >= suspect_after => Judgement::Suspect,
+        Contact::Suspect if heard && silence < suspect_after => Judgement::Relist,
+        _ => Judgement::Leave,
+    }
+}
+
+async fn watch_nodes(service: &Service, tenure: &Tenure) -> Result<(), Error> {
+    let options = service.options();
+    for node in service.directory().nodes() {
+        let silence = tenure.nodes.silence(node.node);
+        let heard = tenure.nodes.was_heard(node.node);
+        let judgement = judge(node.contact, silence, heard, options.node_suspect_timeout, options.node_forget_timeout);
+        match judgement {
+            Judgement::Leave => {}
+            Judgement::Suspect => {
+                service.metrics().nodes_suspected.inc();
+                tracing::warn!(node = node.node.0, address = %node.address, silent_ms = silence.as_millis() as u64, "datanode is suspect");
+                set_contact(tenure, &node, Contact::Suspect).await?;
+            }
+            Judgement::Relist => {
+                tracing::info!(node = node.node.0, address = %node.address, "datanode is heard again");
+                set_contact(tenure, &node, Contact::Heard).await?;
+            }
+            Judgement::Forget => {
+                tracing::warn!(node = node.node.0, address = %node.address, "datanode is forgotten; its replicas are dropped");
+                drop_node(tenure, &node).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Logs what is known of a node.
+pub async fn set_contact(tenure: &Tenure, node: &NodeView, contact: Contact) -> Result<(), Error> {
+    let op = Op::SetContact { node: node.node, incarnation: node.incarnation, contact };
+    match tenure.proposer.propose_one(op, None).await? {
+        Outcome::Done => Ok(()),
+        // It registered anew or left meanwhile: the next look decides.
+        Outcome::Refused(_) => Ok(()),
+        other => Err(unexpected("set_contact", &other)),
+    }
+}
+
+/// Forgets a node with all it holds.
+pub async fn drop_node(tenure: &Tenure, node: &NodeView) -> Result<(), Error> {
+    let op = Op::DropNode { node: node.node, incarnation: node.incarnation };
+    match tenure.proposer.propose_one(op, None).await? {
+        Outcome::Dropped { .. } | Outcome::Refused(_) => Ok(()),
+        other => Err(unexpected("drop_node", &other)),
+    }
+}
+
+/// Once a second: expired leases go, gauges are set, the search for victims starts again from the oldest object.
+fn sweep(service: &Service, tenure: &Tenure) {
+    tenure.leases.sweep(tenure.now_ms());
+    tenure.set_victim_cursor(None);
+    let counts = service.directory().counts();
+    tenure.set_capacity_bytes(counts.capacity_bytes);
+    let metrics = service.metrics();
+    metrics.leases.set(tenure.leases.len() as i64);
+    metrics.leased_bytes.set(tenure.leases.leased_bytes() as i64);
+    metrics.queued_ops.set(tenure.proposer.queued_ops() as i64);
+}
+
+/// Node ids that wait for fences are told in their heartbeats; this is what one beat carries.
+pub fn fences(service: &Service, node: NodeId) -> Vec<u64> {
+    service.directory().unclean(node, REPLICA_IDS_PER_BATCH).into_iter().map(|r| r.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUSPECT: Duration = Duration::from_secs(2);
+    const FORGET: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn a_failover_expires_no_healthy_node_and_relists_no_dead_one() {
+        let judged = |contact, silence_s, heard| judge(contact, Duration::from_secs(silence_s), heard, SUSPECT, FORGET);
+        assert_eq!(judged(Contact::Heard, 1, false), Judgement::Leave, "a new leader has not heard anybody yet");
+        assert_eq!(judged(Contact::Heard, 3, true), Judgement::Suspect);
+        assert_eq!(judged(Contact::Suspect, 1, false), Judgement::Leave, "not heard in this term: stays unlisted");
+        assert_eq!(judged(Contact::Suspect, 1, true), Judgement::Relist);
+        assert_eq!(judged(Contact::Suspect, 3, true), Judgement::Leave);
+        assert_eq!(judged(Contact::Suspect, 600, false), Judgement::Forget);
+    }
+
+    #[test]
+    fn the_put_rate_rises_and_decays() {
+        let mut rate = PutRate::default();
+        for _ in 0..200 {
+            rate.update(20_000, Duration::from_millis(20));
+        }
+        assert!((900_000..=1_000_000).contains(&rate.bytes_per_second), "{}", rate.bytes_per_second);
+        for _ in 0..1_000 {
+            rate.update(0, Duration::from_millis(20));
+        }
+        assert!(rate.bytes_per_second < 100);
+    }
+}
