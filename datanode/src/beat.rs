@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{Address, ClusterId, Error, ErrorCode, LogTime, ReplicaId, v1};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
@@ -13,7 +14,6 @@ use tonic::Streaming;
 
 use crate::inspection::Inspector;
 use crate::life::Life;
-use crate::log_clock::boot_time;
 use crate::masters::{Client, Masters, status_error};
 use crate::membership::{Standing, is_forgotten, wire_identity};
 use crate::metrics::Metrics;
@@ -143,7 +143,9 @@ impl Beat<'_> {
                 }
                 // The silence timer decides what an unread beat means.
                 Err(mpsc::error::TrySendError::Full(())) => {}
-                Err(mpsc::error::TrySendError::Closed(())) => return Lost::Leader(None, "the connection closed".into()),
+                Err(mpsc::error::TrySendError::Closed(())) => {
+                    return Lost::Leader(None, "the connection closed".into());
+                }
             }
         }
     }
@@ -172,7 +174,7 @@ impl Beat<'_> {
         }
         let writes = self.life.writes();
         let log_time = LogTime(answer.log_time_ms);
-        if !writes.observe(answer.term, log_time, boot_time()) {
+        if !writes.observe(answer.term, log_time, BootInstant::now()) {
             return Err(Lost::Leader(None, format!("it leads term {}, which is over", answer.term)));
         }
         self.metrics.beats.inc();
@@ -208,7 +210,8 @@ async fn greet(
     beats.try_send(beat).map_err(|_| closed("took no beat"))?;
     let mut answers = client.heartbeat(ReceiverStream::new(unsent)).await.map_err(status_error)?.into_inner();
     let answer = answers.message().await.map_err(status_error)?.ok_or_else(|| closed("ended at once"))?;
-    let stranger = |identity: &v1::Identity| !identity.cluster_uuid.is_empty() && identity.cluster_uuid[..] != cluster.0;
+    let stranger =
+        |identity: &v1::Identity| !identity.cluster_uuid.is_empty() && identity.cluster_uuid[..] != cluster.0;
     if answer.identity.as_ref().is_some_and(stranger) {
         return Err(Error::new(ErrorCode::WrongCluster, "this master belongs to another cluster"));
     }
@@ -216,7 +219,10 @@ async fn greet(
         return if is_forgotten(&error) { Ok(Err(error)) } else { Err(error) };
     }
     if answer.term < term || answer.sequence != sequence {
-        return Err(Error::new(ErrorCode::NotLeader, format!("it leads term {}; term {term} was heard already", answer.term)));
+        return Err(Error::new(
+            ErrorCode::NotLeader,
+            format!("it leads term {}; term {term} was heard already", answer.term),
+        ));
     }
     Ok(Ok((beats, answers, answer)))
 }

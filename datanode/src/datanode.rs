@@ -140,8 +140,7 @@ impl Datanode {
             options: options.clone(),
         };
         let (rpc, rpc_streams) = mpsc::channel(RPC_BACKLOG);
-        let listener =
-            Listener { socket, data: server.clone(), rpc, limits: options.limits, metrics: metrics.clone() };
+        let listener = Listener { socket, data: server.clone(), rpc, limits: options.limits, metrics: metrics.clone() };
         tracing::info!(%advertise, segments = options.segments.len(), data_dir = %options.data_dir.display(), "datanode starts");
         let service = DatanodeServiceServer::new(Describe { payload: payload.clone() });
         tokio::spawn(async move {

@@ -19,7 +19,8 @@ impl DatanodeService for Describe {
     async fn describe(&self, request: Request<v1::DescribeRequest>) -> Result<Response<v1::DescribeResponse>, Status> {
         let response = match self.payload.life() {
             None => {
-                let error = Error::new(ErrorCode::Unavailable, "this datanode is not registered with a master at the moment");
+                let error =
+                    Error::new(ErrorCode::Unavailable, "this datanode is not registered with a master at the moment");
                 v1::DescribeResponse { error: Some(error.retry_after(100).into()), ..Default::default() }
             }
             Some(life) => match check(request.get_ref().identity.as_ref(), &life) {
@@ -43,7 +44,10 @@ fn check(caller: Option<&v1::Identity>, life: &Life) -> Result<(), Error> {
         return wrong(format!("this datanode belongs to cluster {}", ours.cluster));
     }
     if caller.history != 0 && caller.history != ours.history.0 {
-        return wrong(format!("this datanode lives in history {:x}, the caller in {:x}", ours.history.0, caller.history));
+        return wrong(format!(
+            "this datanode lives in history {:x}, the caller in {:x}",
+            ours.history.0, caller.history
+        ));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Node-specific HTTP routes; the process that runs the datanode merges them with those every role has.
 
+use axum::Router;
 use axum::extract::State;
 use axum::response::Json;
 use axum::routing::get;
-use axum::Router;
 use serde::Serialize;
 
 use crate::datanode::Datanode;

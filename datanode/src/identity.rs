@@ -66,7 +66,12 @@ impl IdentityStore {
     pub(crate) fn open(dir: &Path) -> Result<IdentityStore, IdentityError> {
         fs::create_dir_all(dir).map_err(at(dir, "create directory"))?;
         let lock_path = dir.join(LOCK_FILE);
-        let lock = File::options().create(true).truncate(false).write(true).open(&lock_path).map_err(at(&lock_path, "open"))?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)
+            .map_err(at(&lock_path, "open"))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => return Err(IdentityError::InUse { dir: dir.to_owned() }),
@@ -170,7 +175,10 @@ mod tests {
         let mut store = IdentityStore::open(dir.path()).unwrap();
         assert_eq!(store.cluster(), Some(a));
         let message = store.join(b).unwrap_err().to_string();
-        assert!(message.contains("01010101-") && message.contains("02020202-") && message.contains("--data-dir"), "{message}");
+        assert!(
+            message.contains("01010101-") && message.contains("02020202-") && message.contains("--data-dir"),
+            "{message}"
+        );
         store.join(a).unwrap();
     }
 
@@ -180,7 +188,10 @@ mod tests {
         for text in ["", "xyz", "0102", "é234567890123456789012345678901"] {
             fs::write(dir.path().join(UUID_FILE), text).unwrap();
             let error = IdentityStore::open(dir.path()).unwrap_err();
-            assert!(matches!(error, IdentityError::Damaged { .. }) && error.to_string().contains("node.uuid"), "{error}");
+            assert!(
+                matches!(error, IdentityError::Damaged { .. }) && error.to_string().contains("node.uuid"),
+                "{error}"
+            );
         }
     }
 }

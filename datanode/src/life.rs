@@ -84,7 +84,10 @@ impl Life {
             return refuse(ErrorCode::NotSupported, format!("kind {} is not served here, only memory", replica.kind));
         }
         if capability.node != *node {
-            return refuse(ErrorCode::WrongCluster, format!("it lies on node {}, this is node {node}", capability.node));
+            return refuse(
+                ErrorCode::WrongCluster,
+                format!("it lies on node {}, this is node {node}", capability.node),
+            );
         }
         if capability.incarnation != *incarnation {
             return refuse(

@@ -8,15 +8,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::LogTime;
+use tidepool_proto::clock::{BootInstant, holder_share};
 
 /// How far the estimate runs ahead of the last answer at most.
 pub(crate) const EXTRAPOLATION_MAX: Duration = Duration::from_secs(2);
-
-/// This host's CLOCK_BOOTTIME since boot: it counts through suspend, and no one can set it.
-pub(crate) fn boot_time() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
 
 /// What an observation did to the estimate.
 #[derive(PartialEq, Eq, Debug)]
@@ -32,7 +27,7 @@ pub(crate) enum Observed {
 struct Reading {
     term: u64,
     log_time_ms: u64,
-    at: Duration,
+    at: BootInstant,
 }
 
 /// The estimate.
@@ -42,12 +37,12 @@ pub(crate) struct LogClock {
 
 impl LogClock {
     /// Starts from the registration's log time, of which the term is not known.
-    pub(crate) fn new(log_time: LogTime, at: Duration) -> LogClock {
+    pub(crate) fn new(log_time: LogTime, at: BootInstant) -> LogClock {
         LogClock { reading: Mutex::new(Reading { term: 0, log_time_ms: log_time.0, at }) }
     }
 
     /// Takes in an answer that arrived at `at` on this host's clock.
-    pub(crate) fn observe(&self, term: u64, log_time: LogTime, at: Duration) -> Observed {
+    pub(crate) fn observe(&self, term: u64, log_time: LogTime, at: BootInstant) -> Observed {
         let mut reading = self.reading.lock();
         if term < reading.term {
             return Observed::StaleTerm;
@@ -61,11 +56,11 @@ impl LogClock {
 
     /// The lower bound now.
     pub(crate) fn now(&self) -> LogTime {
-        self.at(boot_time())
+        self.at(BootInstant::now())
     }
 
     /// The lower bound at a moment of this host's clock.
-    pub(crate) fn at(&self, at: Duration) -> LogTime {
+    pub(crate) fn at(&self, at: BootInstant) -> LogTime {
         LogTime(self.reading.lock().estimate(at))
     }
 
@@ -76,9 +71,9 @@ impl LogClock {
 }
 
 impl Reading {
-    fn estimate(&self, at: Duration) -> u64 {
-        let elapsed = at.saturating_sub(self.at).min(EXTRAPOLATION_MAX);
-        self.log_time_ms.saturating_add((elapsed.as_millis() as u64) * 95 / 100)
+    fn estimate(&self, at: BootInstant) -> u64 {
+        let elapsed = (at - self.at).min(EXTRAPOLATION_MAX);
+        self.log_time_ms.saturating_add(holder_share(elapsed).as_millis() as u64)
     }
 }
 
@@ -86,32 +81,35 @@ impl Reading {
 mod tests {
     use super::*;
 
-    const fn ms(ms: u64) -> Duration {
-        Duration::from_millis(ms)
+    fn after(start: BootInstant, ms: u64) -> BootInstant {
+        start.after(Duration::from_millis(ms))
     }
 
     #[test]
     fn advances_five_percent_slower_and_stops_without_a_leader() {
-        let clock = LogClock::new(LogTime(1_000), ms(0));
-        assert_eq!(clock.at(ms(1_000)), LogTime(1_950));
-        assert_eq!(clock.at(ms(60_000)), LogTime(1_000 + 1_900), "time without a leader does not count");
+        let start = BootInstant::now();
+        let clock = LogClock::new(LogTime(1_000), start);
+        assert_eq!(clock.at(after(start, 1_000)), LogTime(1_950));
+        assert_eq!(clock.at(after(start, 60_000)), LogTime(1_000 + 1_900), "time without a leader does not count");
     }
 
     #[test]
     fn never_runs_backwards_within_a_term() {
-        let clock = LogClock::new(LogTime(1_000), ms(0));
-        assert_eq!(clock.observe(3, LogTime(2_000), ms(100)), Observed::Advanced);
-        assert_eq!(clock.observe(3, LogTime(1_500), ms(200)), Observed::Advanced);
-        assert_eq!(clock.at(ms(200)), LogTime(2_095));
+        let start = BootInstant::now();
+        let clock = LogClock::new(LogTime(1_000), start);
+        assert_eq!(clock.observe(3, LogTime(2_000), after(start, 100)), Observed::Advanced);
+        assert_eq!(clock.observe(3, LogTime(1_500), after(start, 200)), Observed::Advanced);
+        assert_eq!(clock.at(after(start, 200)), LogTime(2_095));
     }
 
     #[test]
     fn a_new_leader_may_set_it_back_and_an_old_one_is_ignored() {
-        let clock = LogClock::new(LogTime(1_000), ms(0));
-        clock.observe(3, LogTime(5_000), ms(100));
-        assert_eq!(clock.observe(4, LogTime(4_000), ms(100)), Observed::SetBack);
-        assert_eq!(clock.at(ms(100)), LogTime(4_000));
-        assert_eq!(clock.observe(3, LogTime(9_000), ms(100)), Observed::StaleTerm);
-        assert_eq!((clock.at(ms(100)), clock.term()), (LogTime(4_000), 4));
+        let start = BootInstant::now();
+        let (clock, later) = (LogClock::new(LogTime(1_000), start), after(start, 100));
+        clock.observe(3, LogTime(5_000), later);
+        assert_eq!(clock.observe(4, LogTime(4_000), later), Observed::SetBack);
+        assert_eq!(clock.at(later), LogTime(4_000));
+        assert_eq!(clock.observe(3, LogTime(9_000), later), Observed::StaleTerm);
+        assert_eq!((clock.at(later), clock.term()), (LogTime(4_000), 4));
     }
 }

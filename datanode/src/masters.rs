@@ -44,7 +44,11 @@ impl Masters {
 
     /// Asks all members, `first` foremost, until one gives an answer, following leader hints. Returns an error only if it is final:
     /// FENCED from any, or WRONG_CLUSTER from every member that says anything. Otherwise it goes on for ever: the caller bounds it.
-    pub(crate) async fn ask<T, F>(&self, first: Option<&Address>, call: impl Fn(Client) -> F) -> Result<(Address, T), Error>
+    pub(crate) async fn ask<T, F>(
+        &self,
+        first: Option<&Address>,
+        call: impl Fn(Client) -> F,
+    ) -> Result<(Address, T), Error>
     where
         F: Future<Output = Result<T, Error>>,
     {
@@ -67,7 +71,9 @@ impl Masters {
             };
             tracing::debug!(master = %member.address, %error, "master gave no answer");
             said.insert(member.address.clone(), Some(error.code()));
-            if error.code() == ErrorCode::Fenced || (error.code() == ErrorCode::WrongCluster && all_are_strangers(&said)) {
+            if error.code() == ErrorCode::Fenced
+                || (error.code() == ErrorCode::WrongCluster && all_are_strangers(&said))
+            {
                 return Err(Error::new(error.code(), format!("master {}: {}", member.address, error.message())));
             }
             let hint = error.leader().and_then(|hint| hint.address.parse::<Address>().ok());
@@ -75,7 +81,8 @@ impl Masters {
                 said.insert(hint.clone(), None);
                 attempts.push(self.attempt(self.member(hint), Duration::ZERO, call));
             }
-            let longest = if error.code() == ErrorCode::NotLeader { NOT_LEADER_PAUSE_MAX } else { self.timing.retry_max };
+            let longest =
+                if error.code() == ErrorCode::NotLeader { NOT_LEADER_PAUSE_MAX } else { self.timing.retry_max };
             let pause = member.pause.min(longest);
             member.pause = (member.pause * 2).min(self.timing.retry_max);
             attempts.push(self.attempt(member, jittered(pause), call));
@@ -86,37 +93,42 @@ impl Masters {
         Member { address, client: None, pause: self.timing.retry_min }
     }
 
-    fn attempt<'a, T, F>(
-        &'a self,
+    /// One try at one member, which keeps its connection for the next.
+    async fn attempt<T, F>(
+        &self,
         mut member: Member,
         pause: Duration,
-        call: &'a impl Fn(Client) -> F,
-    ) -> impl Future<Output = (Member, Result<T, Error>)> + 'a
+        call: &impl Fn(Client) -> F,
+    ) -> (Member, Result<T, Error>)
     where
-        F: Future<Output = Result<T, Error>> + 'a,
-        T: 'a,
+        F: Future<Output = Result<T, Error>>,
     {
-        async move {
-            tokio::time::sleep(pause).await;
-            let result = async {
-                let client = match &member.client {
-                    Some(client) => client.clone(),
-                    None => dial(&member.address, self.timing.dial_timeout).await?,
-                };
-                member.client = Some(client.clone());
-                tokio::time::timeout(CALL_TIMEOUT, call(client)).await.unwrap_or_else(|_| {
-                    let ms = CALL_TIMEOUT.as_millis();
-                    Err(Error::new(ErrorCode::DeadlineExceeded, format!("master {} did not answer in {ms} ms", member.address)))
-                })
-            }
-            .await;
-            // A broken or silent connection is dialled afresh: the name may mean another host by now.
-            let broken = |e: &Error| matches!(e.code(), ErrorCode::Unavailable | ErrorCode::DeadlineExceeded);
-            if result.as_ref().err().is_some_and(broken) {
-                member.client = None;
-            }
-            (member, result)
+        tokio::time::sleep(pause).await;
+        let result = self.call_member(&mut member, call).await;
+        // A broken or silent connection is dialled afresh: the name may mean another host by now.
+        if result
+            .as_ref()
+            .err()
+            .is_some_and(|e| matches!(e.code(), ErrorCode::Unavailable | ErrorCode::DeadlineExceeded))
+        {
+            member.client = None;
         }
+        (member, result)
+    }
+
+    async fn call_member<T, F>(&self, member: &mut Member, call: &impl Fn(Client) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let client = match &member.client {
+            Some(client) => client.clone(),
+            None => dial(&member.address, self.timing.dial_timeout).await?,
+        };
+        member.client = Some(client.clone());
+        tokio::time::timeout(CALL_TIMEOUT, call(client)).await.unwrap_or_else(|_| {
+            let ms = CALL_TIMEOUT.as_millis();
+            Err(Error::new(ErrorCode::DeadlineExceeded, format!("master {} did not answer in {ms} ms", member.address)))
+        })
     }
 }
 

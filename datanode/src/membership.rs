@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidepool_proto::capability::Secret;
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{
     Address, ClusterId, Error, ErrorCode, History, Incarnation, LogTime, NodeId, PROTOCOL_VERSION, SegmentId, v1,
 };
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 use crate::beat::{Beat, BeatEnd};
 use crate::identity::IdentityStore;
 use crate::life::{Life, Registration};
-use crate::log_clock::{LogClock, boot_time};
+use crate::log_clock::LogClock;
 use crate::masters::{Masters, status_error};
 use crate::metrics::Metrics;
 use crate::options::{DatanodeOptions, Prefault};
@@ -371,7 +372,7 @@ fn parse_registration(response: v1::RegisterResponse) -> Result<(Registration, L
         secret: Secret(secret),
         heartbeat_interval,
     };
-    Ok((registration, LogClock::new(LogTime(response.log_time_ms), boot_time())))
+    Ok((registration, LogClock::new(LogTime(response.log_time_ms), BootInstant::now())))
 }
 
 /// Fresh, empty segments as the options say. Warns once when huge pages were wanted and there were none.

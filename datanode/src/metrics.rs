@@ -56,25 +56,48 @@ impl Metrics {
             stored_items: items.with_label_values(&["stored"]),
             stored_bytes: bytes.with_label_values(&["stored"]),
             aborted_items: items.with_label_values(&["aborted"]),
-            refusals: counter_vec(r, "refusals_total", "items refused, by direction and error code", &["direction", "code"])?,
+            refusals: counter_vec(
+                r,
+                "refusals_total",
+                "items refused, by direction and error code",
+                &["direction", "code"],
+            )?,
             verified_bytes: counter(r, "verified_bytes_total", "stored bytes verified in place")?,
             arrival_seconds: seconds.with_label_values(&["arrival"]),
             command_seconds: seconds.with_label_values(&["command"]),
-            verification_failures: counter(r, "verification_failures_total", "objects that failed verification in place")?,
+            verification_failures: counter(
+                r,
+                "verification_failures_total",
+                "objects that failed verification in place",
+            )?,
             fences: counter(r, "fences_total", "replica ids fenced on the leader's word, repeats included")?,
-            fence_acknowledgements: counter(r, "fence_acknowledgements_total", "fence acknowledgements sent, repeats included")?,
+            fence_acknowledgements: counter(
+                r,
+                "fence_acknowledgements_total",
+                "fence acknowledgements sent, repeats included",
+            )?,
             open_writes: gauge(r, "open_writes", "writes in progress")?,
             ended_grants: gauge(r, "ended_grants", "used grants remembered until they expire")?,
             fenced_replicas: gauge(r, "fenced_replicas", "fenced replica ids remembered")?,
             fences_unacknowledged: gauge(r, "fences_unacknowledged", "fences whose acknowledgement has not arrived")?,
             segment_bytes: gauge_vec(r, "segment_bytes", "capacity of a segment", &["segment"])?,
-            prefaulted_bytes: gauge_vec(r, "prefaulted_bytes", "bytes of a segment whose pages are in place", &["segment"])?,
+            prefaulted_bytes: gauge_vec(
+                r,
+                "prefaulted_bytes",
+                "bytes of a segment whose pages are in place",
+                &["segment"],
+            )?,
             registered: gauge(r, "registered", "1 while registered and mounted")?,
             registrations: counter(r, "registrations_total", "incarnations begun by this process")?,
             beats: counter(r, "heartbeats_total", "heartbeats answered by a leader")?,
             leader_searches: counter(r, "leader_searches_total", "rounds over the masters in search of the leader")?,
             connections: counter_vec(r, "connections_total", "connections accepted, by kind", &["kind"])?,
-            connections_refused: counter_vec(r, "connections_refused_total", "connections closed unserved, by reason", &["reason"])?,
+            connections_refused: counter_vec(
+                r,
+                "connections_refused_total",
+                "connections closed unserved, by reason",
+                &["reason"],
+            )?,
             registry,
         })
     }
@@ -127,7 +150,12 @@ fn gauge(registry: &Registry, name: &str, help: &str) -> Result<IntGauge, promet
     Ok(metric)
 }
 
-fn counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+fn counter_vec(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<IntCounterVec, prometheus::Error> {
     let metric = IntCounterVec::new(opts(name, help), labels)?;
     registry.register(Box::new(metric.clone()))?;
     Ok(metric)
@@ -139,7 +167,12 @@ fn gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Re
     Ok(metric)
 }
 
-fn histogram_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<HistogramVec, prometheus::Error> {
+fn histogram_vec(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<HistogramVec, prometheus::Error> {
     let buckets = prometheus::exponential_buckets(1e-6, 4.0, 12)?;
     let options = HistogramOpts::new(name, help).namespace("tidepool").subsystem("datanode").buckets(buckets);
     let metric = HistogramVec::new(options, labels)?;

@@ -111,7 +111,12 @@ pub struct DatanodeOptions {
 
 impl DatanodeOptions {
     /// Defaults around what has none.
-    pub fn new(data_dir: impl Into<PathBuf>, listen: Address, masters: Vec<Address>, segments: Vec<u64>) -> DatanodeOptions {
+    pub fn new(
+        data_dir: impl Into<PathBuf>,
+        listen: Address,
+        masters: Vec<Address>,
+        segments: Vec<u64>,
+    ) -> DatanodeOptions {
         DatanodeOptions {
             data_dir: data_dir.into(),
             listen,
@@ -148,7 +153,9 @@ mod tests {
 
     #[test]
     fn dram_splits_without_loss() {
-        for (dram, segment) in [(1u64 << 30, 256u64 << 20), ((1 << 30) + 12_345, 300 << 20), (1 << 20, 1 << 30), (5 << 20, 0)] {
+        for (dram, segment) in
+            [(1u64 << 30, 256u64 << 20), ((1 << 30) + 12_345, 300 << 20), (1 << 20, 1 << 30), (5 << 20, 0)]
+        {
             let parts = split_dram(dram, segment);
             assert_eq!(parts.iter().sum::<u64>(), dram, "{parts:?}");
             assert!(parts.iter().all(|&p| p >= SEGMENT_BYTES_MIN), "{parts:?}");

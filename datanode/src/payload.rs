@@ -41,7 +41,8 @@ impl Payload {
 
     fn serving(&self) -> Result<Arc<Life>, Error> {
         self.life().ok_or_else(|| {
-            Error::new(ErrorCode::Unavailable, "this datanode is not registered with a master at the moment").retry_after(100)
+            Error::new(ErrorCode::Unavailable, "this datanode is not registered with a master at the moment")
+                .retry_after(100)
         })
     }
 
@@ -71,16 +72,16 @@ impl Payload {
         if request.length != grant.length {
             return Err(Error::new(
                 ErrorCode::OutOfBounds,
-                format!("replica {}: {} bytes announced for an extent of {}", grant.replica, request.length, grant.length),
+                format!(
+                    "replica {}: {} bytes announced for an extent of {}",
+                    grant.replica, request.length, grant.length
+                ),
             ));
         }
         match life.writes().begin(&grant) {
             Ok(open) => {
-                let expected = Expected {
-                    history: life.registration().history,
-                    object: grant.object,
-                    stored_bytes: grant.length,
-                };
+                let expected =
+                    Expected { history: life.registration().history, object: grant.object, stored_bytes: grant.length };
                 let segment = segment.clone();
                 Ok(Box::new(Ticket {
                     life,
@@ -110,22 +111,22 @@ impl Payload {
                 ErrorCode::GrantLost,
                 format!("replica {replica}: its grant is too old to be told from a replay; put the object again"),
             ),
-            NotOpened::Busy => Error::new(
-                ErrorCode::PutInProgress,
-                format!("replica {replica}: another connection is writing it"),
-            ),
+            NotOpened::Busy => {
+                Error::new(ErrorCode::PutInProgress, format!("replica {replica}: another connection is writing it"))
+            }
             NotOpened::Overlaps(other) => {
                 tracing::error!(%replica, %other, segment = %grant.segment, offset = grant.offset, "ONE-WRITER: two open grants overlap");
                 Error::new(
                     ErrorCode::Internal,
-                    format!("replica {replica}: its extent overlaps that of replica {other}, which is being written; refused"),
+                    format!(
+                        "replica {replica}: its extent overlaps that of replica {other}, which is being written; refused"
+                    ),
                 )
             }
-            NotOpened::UnderVerification => Error::new(
-                ErrorCode::ResourceExhausted,
-                format!("replica {replica}: its extent is being verified"),
-            )
-            .retry_after(10),
+            NotOpened::UnderVerification => {
+                Error::new(ErrorCode::ResourceExhausted, format!("replica {replica}: its extent is being verified"))
+                    .retry_after(10)
+            }
             NotOpened::TooMany => Error::new(
                 ErrorCode::ResourceExhausted,
                 format!("replica {replica}: too many writes are open (limit open_writes_max)"),
@@ -163,7 +164,10 @@ fn expired(capability: &Capability, life: &Life) -> Error {
     let ago = life.writes().clock().now().0.saturating_sub(capability.expires.0);
     Error::new(
         ErrorCode::CapabilityRefused,
-        format!("replica {}: its capability expired {ago} ms ago in log time; ask the master again", capability.replica),
+        format!(
+            "replica {}: its capability expired {ago} ms ago in log time; ask the master again",
+            capability.replica
+        ),
     )
 }
 
@@ -210,7 +214,11 @@ impl Ticket {
     }
 
     /// Only inside a step.
-    fn verify(&mut self, arrived: u64, check: impl FnOnce(&mut Verifier, &[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    fn verify(
+        &mut self,
+        arrived: u64,
+        check: impl FnOnce(&mut Verifier, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let started = Instant::now();
         let arrived = arrived.min(self.grant.length);
         let (segment, verifier) = (&self.segment, &mut self.verifier);

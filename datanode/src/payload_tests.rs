@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 
 use tidepool_proto::capability::Secret;
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::object::{build_prefix, key_hash, stored_bytes};
 use tidepool_proto::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
 use super::*;
 use crate::life::Registration;
-use crate::log_clock::{LogClock, boot_time};
+use crate::log_clock::LogClock;
 use crate::options::HugePages;
 use crate::writes::{WriteLimits, WriteTable};
 
@@ -26,7 +27,7 @@ fn served() -> (Payload, Arc<Life>) {
         heartbeat_interval: Duration::from_millis(20),
     };
     let segment = Arc::new(Segment::create("s", 8 << 20, HugePages::Off).unwrap());
-    let clock = LogClock::new(LogTime(1_000), boot_time());
+    let clock = LogClock::new(LogTime(1_000), BootInstant::now());
     let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));
     let life = Arc::new(Life::new(registration, HashMap::from([(SegmentId(6), segment)]), writes));
     assert!(payload.replace(Some(life.clone())).is_none());

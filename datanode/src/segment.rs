@@ -30,7 +30,9 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
     /// The size is outside the limits.
-    #[error("segment '{name}' of {bytes} bytes: a segment has {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} bytes; lend more DRAM as more segments")]
+    #[error(
+        "segment '{name}' of {bytes} bytes: a segment has {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} bytes; lend more DRAM as more segments"
+    )]
     Size {
         /// Segment.
         name: String,
@@ -44,7 +46,9 @@ pub enum SegmentError {
         name: String,
     },
     /// The kernel refused.
-    #[error("segment '{name}' of {bytes} bytes: {step}: {source}; lend less DRAM or raise the memory limit of this process")]
+    #[error(
+        "segment '{name}' of {bytes} bytes: {step}: {source}; lend less DRAM or raise the memory limit of this process"
+    )]
     Kernel {
         /// Segment.
         name: String,
@@ -110,7 +114,8 @@ impl Segment {
         let mapped_bytes = bytes.next_multiple_of(page_bytes);
         let file = rustix::fs::memfd_create(format!("tidepool-{name}"), flags).map_err(failed("memfd_create"))?;
         rustix::fs::ftruncate(&file, mapped_bytes).map_err(failed("ftruncate"))?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(failed("sealing"))?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(failed("sealing"))?;
         // SAFETY: a fresh mapping at an address of the kernel's choosing aliases nothing. The file is sealed against shrinking, so
         // no access inside `mapped_bytes` can run past its end.
         let base = unsafe {

@@ -12,10 +12,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::capability::{Capability, GRANT_LIFETIME_MAX_MS};
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{LogTime, ReplicaId, SegmentId};
 use tokio::sync::Notify;
 
@@ -162,7 +162,7 @@ impl WriteTable {
     }
 
     /// Takes in the log time of a heartbeat answer. False: the answer comes from a leader of the past.
-    pub(crate) fn observe(&self, term: u64, log_time: LogTime, at: Duration) -> bool {
+    pub(crate) fn observe(&self, term: u64, log_time: LogTime, at: BootInstant) -> bool {
         let mut inner = self.inner.lock();
         match self.clock.observe(term, log_time, at) {
             Observed::Advanced => true,
@@ -189,12 +189,8 @@ impl WriteTable {
         }
         let claim = Claim { segment: grant.segment, offset: grant.offset, length: grant.length };
         inner.claim(&claim, Holder::Writer(grant.replica))?;
-        let open = Arc::new(OpenWrite {
-            replica: grant.replica,
-            claim,
-            expires: grant.expires,
-            state: AtomicU8::new(0),
-        });
+        let open =
+            Arc::new(OpenWrite { replica: grant.replica, claim, expires: grant.expires, state: AtomicU8::new(0) });
         inner.open.insert(grant.replica, open.clone());
         Ok(open)
     }

@@ -3,10 +3,11 @@
 use super::*;
 use proptest::prelude::*;
 use tidepool_proto::capability::Verb;
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{Incarnation, NodeId, ObjectId};
 
 fn table_with(limits: WriteLimits) -> Arc<WriteTable> {
-    Arc::new(WriteTable::new(limits, LogClock::new(LogTime(1_000), crate::log_clock::boot_time())))
+    Arc::new(WriteTable::new(limits, LogClock::new(LogTime(1_000), BootInstant::now())))
 }
 
 fn table() -> Arc<WriteTable> {
@@ -80,7 +81,7 @@ fn a_replay_never_overwrites_the_next_owner_of_the_extent() {
     store(&table, &grant(1, 0, 64, 9_000));
     store(&table, &grant(2, 0, 64, 9_500));
     assert_eq!(table.begin(&grant(1, 0, 64, 9_000)).unwrap_err(), NotOpened::Ended(End::Stored));
-    table.observe(1, LogTime(9_001), crate::log_clock::boot_time());
+    table.observe(1, LogTime(9_001), BootInstant::now());
     store(&table, &grant(3, 64, 64, 60_000));
     assert_eq!(table.figures().ended, 2, "the expired one is forgotten");
     assert_eq!(table.begin(&grant(1, 0, 64, 9_000)).unwrap_err(), NotOpened::Expired);
@@ -91,10 +92,10 @@ fn a_replay_never_overwrites_the_next_owner_of_the_extent() {
 fn a_clock_set_back_revives_no_forgotten_grant() {
     let table = table();
     store(&table, &grant(1, 0, 64, 5_000));
-    table.observe(1, LogTime(9_000), crate::log_clock::boot_time());
+    table.observe(1, LogTime(9_000), BootInstant::now());
     store(&table, &grant(2, 64, 64, 60_000));
     assert_eq!(table.figures().ended, 1);
-    assert!(table.observe(2, LogTime(2_000), crate::log_clock::boot_time()));
+    assert!(table.observe(2, LogTime(2_000), BootInstant::now()));
     assert_eq!(table.begin(&grant(1, 0, 64, 5_000)).unwrap_err(), NotOpened::TooOld);
     table.begin(&grant(3, 128, 64, 5_000)).unwrap();
 }
@@ -124,7 +125,7 @@ fn a_fence_before_the_write_refuses_it_for_ever() {
     table.fence(&[ReplicaId(1)], LogTime(1_000));
     assert_eq!(acknowledged(&table), [1]);
     assert_eq!(table.begin(&grant(1, 0, 64, 9_000)).unwrap_err(), NotOpened::Fenced);
-    table.observe(1, LogTime(1_000 + GRANT_LIFETIME_MAX_MS + 1), crate::log_clock::boot_time());
+    table.observe(1, LogTime(1_000 + GRANT_LIFETIME_MAX_MS + 1), BootInstant::now());
     table.begin(&grant(2, 0, 64, u64::MAX)).unwrap();
     assert_eq!(table.begin(&grant(1, 64, 64, 9_000)).unwrap_err(), NotOpened::Expired);
 }
@@ -263,12 +264,12 @@ proptest! {
                 Step::Fence(id) => table.fence(&[ReplicaId(id)], LogTime(log_time)),
                 Step::Tick(ms) => {
                     log_time += ms;
-                    table.observe(term, LogTime(log_time), crate::log_clock::boot_time());
+                    table.observe(term, LogTime(log_time), BootInstant::now());
                 }
                 Step::NewLeader(back) => {
                     term += 1;
                     log_time = log_time.saturating_sub(back);
-                    table.observe(term, LogTime(log_time), crate::log_clock::boot_time());
+                    table.observe(term, LogTime(log_time), BootInstant::now());
                 }
             }
             for id in acknowledged(&table) {

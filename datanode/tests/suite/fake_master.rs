@@ -111,6 +111,15 @@ impl Quorum {
             .unwrap_or_else(|_| panic!("not within 20 s: {what}"))
     }
 
+    /// The directory was restored: a new history, in which nobody is registered yet.
+    pub fn forget_everything(&self) {
+        let mut state = self.state.lock();
+        state.history = History(state.history.0 ^ 1);
+        state.nodes.clear();
+        state.segments.clear();
+        state.beats.clear();
+    }
+
     fn changed(&self) {
         self.changed.send_modify(|n| *n += 1);
     }
@@ -178,7 +187,9 @@ impl Service {
     fn known(state: &State, node_id: u64, incarnation: u64) -> Result<(), Error> {
         match state.nodes.values().find(|node| node.0 == node_id) {
             None => Err(Error::new(ErrorCode::NodeUnknown, "no such node")),
-            Some(node) if node.1 != incarnation => Err(Error::new(ErrorCode::Fenced, "a newer incarnation is registered")),
+            Some(node) if node.1 != incarnation => {
+                Err(Error::new(ErrorCode::Fenced, "a newer incarnation is registered"))
+            }
             Some(_) => Ok(()),
         }
     }
@@ -270,17 +281,18 @@ impl NodeService for Service {
             address: self.address.clone(),
         };
         let mut killed = self.killed.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    _ = killed.wait_for(|&killed| killed) => return,
-                    beat = beats.message() => {
-                        let Ok(Some(beat)) = beat else { return };
-                        if answers.send(Ok(service.beat(beat))).await.is_err() {
-                            return;
-                        }
-                    }
+        let converse = async move {
+            while let Ok(Some(beat)) = beats.message().await {
+                if answers.send(Ok(service.beat(beat))).await.is_err() {
+                    return;
                 }
+            }
+        };
+        tokio::spawn(async move {
+            let killed = async { drop(killed.wait_for(|&killed| killed).await) };
+            tokio::select! {
+                () = killed => {}
+                () = converse => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))

@@ -4,4 +4,5 @@ mod fake_master;
 mod membership;
 mod payload;
 mod port;
+mod stalled_sender;
 mod world;

@@ -72,7 +72,11 @@ impl World {
             })
             .await;
         let state = self.quorum.state.lock();
-        self.engine.set_identity(DataIdentity { cluster: state.cluster, history: state.history, ..DataIdentity::default() });
+        self.engine.set_identity(DataIdentity {
+            cluster: state.cluster,
+            history: state.history,
+            ..DataIdentity::default()
+        });
         incarnation
     }
 
@@ -135,8 +139,9 @@ impl World {
     pub fn metric(&self, name: &str, label: &str) -> f64 {
         let families = self.datanode.metrics().gather();
         let family = families.iter().find(|f| f.name() == name).unwrap_or_else(|| panic!("no metric {name}"));
-        let matching = family.get_metric().iter().filter(|m| label.is_empty() || m.get_label().iter().any(|l| l.value() == label));
-        matching.map(|m| m.get_counter().value() + m.get_gauge().value()).sum()
+        let matching =
+            family.get_metric().iter().filter(|m| label.is_empty() || m.get_label().iter().any(|l| l.value() == label));
+        matching.map(|m| m.get_counter().get_value() + m.get_gauge().get_value()).sum()
     }
 }
 
