@@ -1,17 +1,19 @@
-//! Suite `put-get`: batched puts and gets of whole objects over TCP, verification included, against raw sockets.
+//! Suite `put-get`: batched puts and gets of whole objects over TCP, verification included, against raw sockets. One call
+//! at a time, from memory and into memory that is cycled through as the raw sockets cycle through theirs.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
 use serde_json::json;
-use tidepool_client::{Client, PutItem, PutOptions};
+use tidepool_client::{Buffer, Client, GetInto, PutItem, PutOptions};
 use tidepool_proto::object::checksum;
 
 use super::BenchOptions;
 use super::figure::{Figure, Printer};
-use super::raw_socket::RawPair;
+use super::raw_socket::{MEMORY_BYTES, RawPair};
 use crate::audit::remove_all;
 use crate::cluster::Cluster;
 use crate::content::value_of;
@@ -40,6 +42,7 @@ pub async fn run(
     printer: &mut Printer,
 ) -> Result<()> {
     let client = failover::connect(cluster).await?;
+    let source = Bytes::from(value_of(SUITE, 0, MEMORY_BYTES));
     let mut raw = RawPair::start(binary, directory)?;
     for (bytes, keys, batches, name) in SHAPES {
         let total = bytes * keys * batches;
@@ -48,20 +51,20 @@ pub async fn run(
         if !puts.wanted && !gets.wanted {
             continue;
         }
-        let values: Vec<Bytes> = (0..keys).map(|at| value_of(&format!("{name}/{at}"), 0, bytes).into()).collect();
+        let mut into = Landing::new(keys * bytes);
         // Run 0 warms memory and connections and is not counted. Gets read what the last put run stored.
         for run in 0..=options.runs {
             let names: Vec<Vec<String>> = (0..batches)
                 .map(|batch| (0..keys).map(|at| format!("bench/{name}/{run}/{batch}/{at:08}")).collect())
                 .collect();
-            let time = put_batches(&client, &names, &values).await?;
+            let time = put_batches(&client, &names, &source, bytes).await?;
             let ceiling = raw.put(keys, bytes, batches)?;
             if run > 0 {
                 puts.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
             }
             if run == options.runs {
                 for get_run in 0..=options.runs {
-                    let time = get_batches(&client, &names, bytes).await?;
+                    let time = get_batches(&client, &names, bytes, &mut into).await?;
                     let ceiling = raw.get(keys, bytes, batches)?;
                     if get_run > 0 {
                         gets.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
@@ -110,10 +113,16 @@ impl Side {
     }
 }
 
-async fn put_batches(client: &Client, names: &[Vec<String>], values: &[Bytes]) -> Result<Duration> {
+async fn put_batches(client: &Client, names: &[Vec<String>], source: &Bytes, bytes: usize) -> Result<Duration> {
     let mut spent = Duration::ZERO;
+    let mut at = 0;
     for keys in names {
-        let items = keys.iter().zip(values).map(|(key, value)| PutItem::new(key.clone(), value.clone())).collect();
+        let items = keys.iter().map(|key| {
+            at = if at + bytes > source.len() { 0 } else { at };
+            at += bytes;
+            PutItem::new(key.clone(), source.slice(at - bytes..at))
+        });
+        let items = items.collect();
         let options = PutOptions { deadline: Some(CALL_WITHIN), ..PutOptions::default() };
         let began = Instant::now();
         let results = client.put_many(items, options).await;
@@ -125,15 +134,33 @@ async fn put_batches(client: &Client, names: &[Vec<String>], values: &[Bytes]) -
     Ok(spent)
 }
 
-async fn get_batches(client: &Client, names: &[Vec<String>], bytes: usize) -> Result<Duration> {
+/// Memory that gets land in, batch after batch.
+struct Landing {
+    batches: VecDeque<Vec<u8>>,
+}
+
+impl Landing {
+    fn new(batch_bytes: usize) -> Landing {
+        // Written once, so that no page is missing later.
+        Landing { batches: (0..(MEMORY_BYTES / batch_bytes).max(1)).map(|_| vec![7; batch_bytes]).collect() }
+    }
+}
+
+async fn get_batches(client: &Client, names: &[Vec<String>], bytes: usize, into: &mut Landing) -> Result<Duration> {
     let mut spent = Duration::ZERO;
     for keys in names {
+        let memory = into.batches.pop_front().context("landing memory was not given back")?;
+        let lent = Buffer::lend(memory, &vec![bytes; keys.len()]);
+        let (buffer, parts) = lent.map_err(|_| anyhow!("landing memory is too small"))?;
+        let items = keys.iter().zip(parts).map(|(key, part)| GetInto { key: key.clone().into(), into: vec![part] });
+        let items = items.collect();
         let began = Instant::now();
-        let results = client.get_many(keys, Some(CALL_WITHIN)).await;
+        let results = client.get_into_many(items, Some(CALL_WITHIN)).await;
         spent += began.elapsed();
         for result in results {
-            anyhow::ensure!(result?.len() == bytes, "a get returned another length");
+            anyhow::ensure!(result? == bytes as u64, "a get returned another length");
         }
+        into.batches.push_back(buffer.take().map_err(|_| anyhow!("landing memory is still lent after the call"))?);
     }
     Ok(spent)
 }

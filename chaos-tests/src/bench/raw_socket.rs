@@ -14,7 +14,7 @@ use crate::process::{Input, Launch, Lifetime, Process};
 use crate::worker::WorkerSpec;
 
 /// Memory each side cycles through, so that neither works out of the processor's cache alone.
-const MEMORY_BYTES: usize = 256 << 20;
+pub const MEMORY_BYTES: usize = 256 << 20;
 /// Slices one vectored write may carry (IOV_MAX).
 const SLICES_MAX: usize = 1024;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
