@@ -186,8 +186,7 @@ impl<C: Config> State<C> {
                 self.first = front.log_id.index;
                 self.tail.restart(front.log_id.index);
             }
-            let mut next = self.tail.next();
-            for entry in &entries {
+            for (next, entry) in (self.tail.next()..).zip(&entries) {
                 if entry.log_id.index != next {
                     return Err(invalid(format!("append at index {} where {next} is next", entry.log_id.index)));
                 }
@@ -196,7 +195,6 @@ impl<C: Config> State<C> {
                     let (bytes, index) = (entry_size(entry), entry.log_id.index);
                     return Err(invalid(format!("entry {index} has {bytes} bytes, the limit is {ENTRY_BYTES_MAX}")));
                 }
-                next += 1;
             }
             self.last = entries.last().map(|entry| entry.log_id);
             for entry in &entries {
