@@ -56,10 +56,6 @@ impl Failure {
         *self.stopping.lock() = true;
     }
 
-    pub(crate) fn stop_expected(&self) -> bool {
-        *self.stopping.lock()
-    }
-
     pub(crate) fn get(&self) -> Option<FatalError> {
         self.first.borrow().clone()
     }

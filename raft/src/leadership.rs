@@ -77,6 +77,7 @@ pub(crate) async fn follow<C, M>(
     raft: openraft::Raft<C, Adapter<C, M>>,
     applied: std::sync::Arc<Progress>,
     publish: std::sync::Arc<watch::Sender<Leadership>>,
+    changes: prometheus::IntCounter,
 ) where
     C: Host<Outcome = M::Outcome>,
     M: StateMachine,
@@ -89,6 +90,7 @@ pub(crate) async fn follow<C, M>(
         publish.send_if_modified(|seen| {
             let changed = *seen != now;
             if changed {
+                changes.inc();
                 tracing::info!(role = now.role.name(), term = now.term, leader = ?now.leader.as_ref().map(|m| m.node_id.0), "leadership");
                 *seen = now;
             }

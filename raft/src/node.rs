@@ -111,7 +111,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     fn start_background(&self) {
         let inner = &self.inner;
         let (raft, failure) = (inner.parts.raft.clone(), inner.parts.failure.clone());
-        let following = follow(raft.clone(), inner.parts.machine.progress.clone(), inner.leadership.clone());
+        let following = follow(raft.clone(), inner.parts.machine.progress.clone(), inner.leadership.clone(), inner.parts.metrics.leader_changes.clone());
         drop(C::AsyncRuntime::spawn(async move {
             following.await;
             let running = raft.metrics().borrow_watched().running_state.clone();

@@ -1,0 +1,99 @@
+//! The state machine of the simulation: remembers every proposal and where it was applied.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::machine::{Frozen, LogPosition, MachineError, StateMachine};
+
+/// A proposal that no machine accepts.
+const POISON: u64 = u64::MAX;
+
+#[derive(Clone, Default, Debug, PartialEq)]
+pub(super) struct Book {
+    pub(super) applied: Option<LogPosition>,
+    /// Proposal and the index it was applied at.
+    pub(super) entries: BTreeMap<u64, u64>,
+    pub(super) repeated: u64,
+    pub(super) hash: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Ledger {
+    book: Mutex<Book>,
+}
+
+impl Ledger {
+    pub(super) fn payload(id: u64) -> Bytes {
+        // Some are long, so that batches differ.
+        let mut bytes = id.to_le_bytes().to_vec();
+        bytes.resize(8 + (id % 7) as usize * 100, 7);
+        Bytes::from(bytes)
+    }
+
+    pub(super) fn poison() -> Bytes {
+        Ledger::payload(POISON)
+    }
+
+    pub(super) fn book(&self) -> Book {
+        self.book.lock().clone()
+    }
+
+    pub(super) fn contains(&self, id: u64) -> bool {
+        self.book.lock().entries.contains_key(&id)
+    }
+}
+
+impl StateMachine for Ledger {
+    type Outcome = u64;
+
+    fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<u64, MachineError> {
+        let mut book = self.book.lock();
+        let id = payload.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(|| MachineError::new("too short"))?;
+        if id == POISON {
+            return Err(MachineError::new("poison"));
+        }
+        if book.applied.is_some_and(|before| at.index != before.index + 1) {
+            return Err(MachineError::new(format!("applied {at} after {:?}", book.applied)));
+        }
+        book.repeated += u64::from(book.entries.insert(id, at.index).is_some());
+        book.hash = book.hash.rotate_left(7).wrapping_mul(0x0100_0000_01b3) ^ id ^ at.index << 32;
+        book.applied = Some(at);
+        Ok(book.entries.len() as u64)
+    }
+
+    fn skip(&self, at: LogPosition) {
+        self.book.lock().applied = Some(at);
+    }
+
+    fn applied(&self) -> Option<LogPosition> {
+        self.book.lock().applied
+    }
+
+    fn freeze(&self) -> Box<dyn Frozen> {
+        Box::new(self.book())
+    }
+
+    fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
+        let mut bytes = Vec::new();
+        input.read_to_end(&mut bytes).map_err(|e| MachineError::new(e.to_string()))?;
+        let words: Vec<u64> = bytes.chunks_exact(8).filter_map(|c| c.first_chunk().map(|b| u64::from_le_bytes(*b))).collect();
+        let [hash, repeated, pairs @ ..] = &words[..] else {
+            return Err(MachineError::new("the snapshot is too short"));
+        };
+        let entries = pairs.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        *self.book.lock() = Book { applied: Some(at), entries, repeated: *repeated, hash: *hash };
+        Ok(())
+    }
+}
+
+impl Frozen for Book {
+    fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
+        for word in [self.hash, self.repeated].into_iter().chain(self.entries.iter().flat_map(|(id, index)| [*id, *index])) {
+            out.write_all(&word.to_le_bytes())?;
+        }
+        Ok(())
+    }
+}
