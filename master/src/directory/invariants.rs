@@ -80,7 +80,8 @@ impl Directory {
             let record = record.ok_or_else(|| format!("object {object} has no record"))?;
             require!(record.object == object, "object {object} has the record of {}", record.object);
             require!(
-                self.shards.locate(record.tenant, &record.key) == Some(at),
+                self.shards.locate(self.shards.hash(record.tenant, &record.key), record.tenant, &record.key)
+                    == Some(at),
                 "object {object} is not under its key"
             );
             require!(!record.replicas.is_empty(), "object {object} has no replica");

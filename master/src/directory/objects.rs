@@ -180,20 +180,18 @@ impl Shards {
     }
 
     /// Where a key's record lies.
-    pub(super) fn locate(&self, tenant: TenantId, key: &[u8]) -> Option<Location> {
-        let hash = self.hash(tenant, key);
+    pub(super) fn locate(&self, hash: u64, tenant: TenantId, key: &[u8]) -> Option<Location> {
         let shard = Shards::shard_of(hash);
         self.read(shard).find(hash, tenant, key).map(|slot| Location::new(shard, slot))
     }
 
     /// Whether a key's shard has a slot left.
-    pub(super) fn has_room(&self, tenant: TenantId, key: &[u8]) -> bool {
-        !self.read(Shards::shard_of(self.hash(tenant, key))).is_full()
+    pub(super) fn has_room(&self, hash: u64) -> bool {
+        !self.read(Shards::shard_of(hash)).is_full()
     }
 
-    /// Adds a record whose key is not there.
-    pub(super) fn insert(&self, record: Record) -> Location {
-        let hash = self.hash(record.tenant, &record.key);
+    /// Adds a record whose key is not there; `hash` is its key's.
+    pub(super) fn insert(&self, hash: u64, record: Record) -> Location {
         let shard = Shards::shard_of(hash);
         let slot = self.write(shard).insert(hash, self.seed, record);
         Location::new(shard, slot)

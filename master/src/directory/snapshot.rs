@@ -389,11 +389,12 @@ fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Res
         }
     }
     core.digest.add(|c| c.object(&record, token.as_ref(), &core.space));
-    if shards.locate(record.tenant, &record.key).is_some() {
+    let hash = shards.hash(record.tenant, &record.key);
+    if shards.locate(hash, record.tenant, &record.key).is_some() {
         return Err(RestoreError::Inconsistent(format!("object {object} has another object's key")));
     }
     let extents: SmallVec<[Replica; 2]> = record.replicas.iter().copied().collect();
-    let at = shards.insert(record);
+    let at = shards.insert(hash, record);
     for replica in extents {
         core.space.note_used(replica.segment, replica.offset, at);
     }

@@ -32,7 +32,8 @@ impl Apply<'_> {
     pub(super) fn put_start(&mut self, put: &PutStart<'_>) -> Applied {
         check_put(put)?;
         self.core.sessions.get_mut(put.session)?;
-        let preempted = match self.shards.locate(put.tenant, put.key) {
+        let hash = self.shards.hash(put.tenant, put.key);
+        let preempted = match self.shards.locate(hash, put.tenant, put.key) {
             None => None,
             Some(at) => {
                 let record = self.with_record(at, Record::clone);
@@ -42,7 +43,7 @@ impl Apply<'_> {
                 }
             }
         };
-        if preempted.is_none() && !self.shards.has_room(put.tenant, put.key) {
+        if preempted.is_none() && !self.shards.has_room(hash) {
             return Err(Error::new(
                 ErrorCode::ResourceExhausted,
                 format!("key '{}': its shard holds the most objects it can", shown(put.key)),
@@ -57,7 +58,7 @@ impl Apply<'_> {
         if let Some(object) = preempted {
             self.drop_put(object, &Ends { stored: 0, aborted: 0 });
         }
-        Ok(Outcome::Granted(self.grant(put, choice, preempted)))
+        Ok(Outcome::Granted(self.grant(put, hash, choice, preempted)))
     }
 
     /// What to answer when the key has an object: a retry's first grant, a refusal, or None: it may be preempted.
@@ -91,7 +92,7 @@ impl Apply<'_> {
         Ok(None)
     }
 
-    fn grant(&mut self, put: &PutStart<'_>, choice: Choice, preempted: Option<ObjectId>) -> Grant {
+    fn grant(&mut self, put: &PutStart<'_>, hash: u64, choice: Choice, preempted: Option<ObjectId>) -> Grant {
         let object = ObjectId::from(self.at);
         let bytes = extent_bytes(put.length);
         let mut replicas: SmallVec<[Replica; 1]> = SmallVec::with_capacity(choice.plan.len());
@@ -118,7 +119,7 @@ impl Apply<'_> {
         session.open_bytes += bytes * record.replicas.len() as u64;
         let grant = self.grant_of(&record, false, preempted, choice.evicted);
         let places: SmallVec<[Replica; 2]> = record.replicas.iter().copied().collect();
-        let at = self.shards.insert(record);
+        let at = self.shards.insert(hash, record);
         for replica in places {
             self.core.space.note_used(replica.segment, replica.offset, at);
         }
@@ -151,50 +152,51 @@ impl Apply<'_> {
 
     pub(super) fn put_end(&mut self, end: &PutEnd) -> Applied {
         let Some(&at) = self.core.index.get(&end.object) else { return Err(grant_lost(end.object)) };
-        let (granted, copies, stored_slots) =
-            self.with_record(at, |r| (check_session(r, end).map(|()| r.granted), r.copies, r.stored_slots));
-        let ends = check_statuses(end.object, granted?, &end.replicas)?;
-        if copies > 0 {
-            if stored_slots == ends.stored {
-                return Ok(Outcome::Ended { copies: copies.into() });
+        let mut shard = self.shards.write(at.shard());
+        let record = shard.record_mut(at.slot()).expect("the index names a record");
+        check_session(record, end)?;
+        let ends = check_statuses(end.object, record.granted, &end.replicas)?;
+        if record.is_complete() {
+            if record.stored_slots == ends.stored {
+                return Ok(Outcome::Ended { copies: record.copies.into() });
             }
             return Err(Error::new(
                 ErrorCode::AlreadyEnded,
                 format!("object {} was ended with other replicas stored", end.object),
             ));
         }
-        if !self.with_record(at, |r| r.replicas.iter().any(|replica| ends.is_stored(replica.id))) {
-            self.drop_put(end.object, &ends);
-            let why = match ends.stored {
-                0 => "no copy was stored",
-                _ => "the segments of its stored copies are gone",
-            };
-            return Ok(Outcome::PutDropped(Error::new(
-                ErrorCode::GrantLost,
-                format!("object {}: {why}; put it again", end.object),
-            )));
+        if !record.replicas.iter().any(|replica| ends.is_stored(replica.id)) {
+            drop(shard);
+            return Ok(Outcome::PutDropped(self.drop_ended(end.object, &ends)));
         }
-        let mut shard = self.shards.write(at.shard());
-        let record = shard.record_mut(at.slot()).expect("the index names a record");
         self.digest_record(record, Sign::Sub);
         let all = record.replicas.len();
         self.close_put(record, all);
-        let (kept, failed): (SmallVec<[Replica; 1]>, SmallVec<[Replica; 1]>) =
-            record.replicas.drain(..).partition(|r| ends.is_stored(r.id));
-        record.copies = kept.len() as u8;
-        record.replicas = kept;
+        let failed: SmallVec<[Replica; 1]> =
+            record.replicas.iter().copied().filter(|replica| !ends.is_stored(replica.id)).collect();
+        record.replicas.retain(|replica| ends.is_stored(replica.id));
+        record.copies = record.replicas.len() as u8;
         record.stored_slots = ends.stored;
         self.digest_record(record, Sign::Add);
-        let bytes = record.extent_bytes();
+        let (bytes, copies) = (record.extent_bytes(), record.copies.into());
         for replica in &record.replicas {
             self.core.space.convert(replica.segment, replica.offset, bytes, Use::Processing, Use::Complete);
         }
-        let copies = record.copies.into();
         drop(shard);
         for replica in failed {
             self.release_granted(end.object, replica, bytes, &ends);
         }
         Ok(Outcome::Ended { copies })
+    }
+
+    /// Drops a put that was ended without a stored copy that is still there, and says why.
+    fn drop_ended(&mut self, object: ObjectId, ends: &Ends) -> Error {
+        self.drop_put(object, ends);
+        let why = match ends.stored {
+            0 => "no copy was stored",
+            _ => "the segments of its stored copies are gone",
+        };
+        Error::new(ErrorCode::GrantLost, format!("object {object}: {why}; put it again"))
     }
 
     pub(super) fn put_revoke(&mut self, end: &PutEnd) -> Applied {

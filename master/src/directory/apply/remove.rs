@@ -40,9 +40,10 @@ impl Apply<'_> {
                 ),
             ));
         }
+        let hash = self.shards.hash(remove.tenant, remove.key);
         let present = self
             .shards
-            .locate(remove.tenant, remove.key)
+            .locate(hash, remove.tenant, remove.key)
             .map(|at| self.with_record(at, |r| (r.object, r.is_complete())));
         let removal = match present {
             None => Removal::NotFound,

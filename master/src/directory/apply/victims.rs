@@ -97,9 +97,9 @@ impl Apply<'_> {
     /// Why the best fit will not do, if so.
     fn refusal(&self, wanted: &Wanted<'_, '_>, fit: &Fit) -> Option<Error> {
         let put = wanted.put;
-        let key = shown(put.key);
         if !fit.has_room {
             let limit = self.core.config.config.objects_max;
+            let key = shown(put.key);
             let message = format!("key '{key}': the directory holds {limit} objects, its limit (objects_max)");
             return Some(Error::new(ErrorCode::ResourceExhausted, message));
         }
@@ -111,6 +111,7 @@ impl Apply<'_> {
             return None;
         }
         let space = &self.core.space;
+        let key = shown(put.key);
         let facts = format!(
             "key '{key}' needs {need} extents of {} bytes, {} can be had: {} segments may be chosen, the largest free extent has {} bytes, {} victims were named, {} nodes excluded",
             wanted.bytes,

@@ -3,13 +3,13 @@
 
 use super::world::HISTORY;
 use crate::directory::{
-    Directory, Entry, FEATURE_LEVEL, Op, Outcome, PutEnd, PutStart, ReplicaEnd, ReplicaMode, ReplicaStatus, SessionId,
-    TenantId,
+    Directory, Entry, FEATURE_LEVEL, Op, Outcome, PutStart, ReplicaEnd, ReplicaMode, SessionId, TenantId,
 };
-use tidepool_proto::{LogTime, ReplicaId};
+use tidepool_proto::LogTime;
 
 const OBJECTS: u64 = 1 << 20;
 const OPS: usize = 512;
+const LENGTH: u64 = 1 << 16;
 
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -17,12 +17,10 @@ fn resident_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-fn cpu_us() -> u64 {
-    // utime + stime of this thread, in ticks of 10 ms; measured over seconds.
-    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    let after = stat.rsplit_once(')').unwrap().1;
-    let fields: Vec<&str> = after.split_whitespace().collect();
-    (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()) * 10_000
+/// Nanoseconds this thread ran.
+fn cpu_ns() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    stat.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 fn apply(directory: &Directory, index: &mut u64, ops: Vec<Op<'_>>) -> Vec<Outcome> {
@@ -43,14 +41,14 @@ fn prepare(directory: &Directory, index: &mut u64, segments: u8, bytes: u64) -> 
     session
 }
 
-fn start(session: SessionId, key: &str, number: u64, length: u64) -> Op<'_> {
+fn start(session: SessionId, key: &str, number: u64) -> Op<'_> {
     let mut token = [0; 16];
     token[..8].copy_from_slice(&number.to_le_bytes());
     Op::PutStart(PutStart {
         tenant: TenantId::DEFAULT,
         session,
         key: key.as_bytes(),
-        length,
+        length: LENGTH,
         token,
         replica_num: 1,
         mode: ReplicaMode::BestEffort,
@@ -59,25 +57,44 @@ fn start(session: SessionId, key: &str, number: u64, length: u64) -> Op<'_> {
     })
 }
 
-fn put_all(directory: &Directory, index: &mut u64, session: SessionId, from: u64, objects: u64, length: u64) {
-    for first in (from..from + objects).step_by(OPS) {
+/// Puts objects in entries of 512 ops; with `victims`, each in the place of the oldest. Answers the ns spent in apply.
+fn put_all(
+    directory: &Directory,
+    index: &mut u64,
+    session: SessionId,
+    numbers: std::ops::Range<u64>,
+    evict: bool,
+) -> u64 {
+    let mut spent = 0;
+    let mut timed = |ops: Vec<Op<'_>>, index: &mut u64| {
+        *index += 1;
+        let entry = Entry { feature_level: FEATURE_LEVEL, log_time: LogTime(*index), ops };
+        let before = cpu_ns();
+        let outcomes = directory.apply_entry(*index, 1, &entry);
+        spent += cpu_ns() - before;
+        outcomes
+    };
+    for first in numbers.step_by(OPS) {
         let keys: Vec<String> = (first..first + OPS as u64).map(|n| format!("{n:064x}")).collect();
-        let starts = keys.iter().zip(first..).map(|(key, n)| start(session, key, n, length)).collect();
-        let ends = apply(directory, index, starts).into_iter().map(|outcome| match outcome {
-            Outcome::Granted(grant) => Op::PutEnd(PutEnd {
-                session,
-                object: grant.object,
-                replicas: grant
-                    .replicas
-                    .iter()
-                    .map(|r| ReplicaStatus { replica: ReplicaId(r.replica.0), end: ReplicaEnd::Stored })
-                    .collect(),
-            }),
+        let mut starts: Vec<Op<'_>> = keys.iter().zip(first..).map(|(key, n)| start(session, key, n)).collect();
+        if evict {
+            let oldest = directory.oldest_victims(None, u64::MAX, OPS, |_| true).victims;
+            for (op, victim) in starts.iter_mut().zip(oldest) {
+                let Op::PutStart(put) = op else { unreachable!() };
+                put.victims.push(victim.object);
+            }
+        }
+        let ends = timed(starts, index).into_iter().map(|outcome| match outcome {
+            Outcome::Granted(grant) => {
+                assert_eq!(grant.evicted.len(), usize::from(evict));
+                Op::PutEnd(super::world::end(session, &grant, ReplicaEnd::Stored))
+            }
             other => panic!("{other:?}"),
         });
         let ends = ends.collect();
-        assert!(apply(directory, index, ends).iter().all(|o| *o == Outcome::Ended { copies: 1 }));
+        assert!(timed(ends, index).iter().all(|o| *o == Outcome::Ended { copies: 1 }));
     }
+    spent
 }
 
 #[test]
@@ -85,33 +102,33 @@ fn put_all(directory: &Directory, index: &mut u64, session: SessionId, from: u64
 fn measure_bytes_an_object_and_us_an_op() {
     let directory = Directory::new(HISTORY);
     let mut index = 0;
-    let session = prepare(&directory, &mut index, 8, 1 << 40);
-    put_all(&directory, &mut index, session, 0, OPS as u64, 1 << 16);
-    let (before, cpu) = (resident_bytes(), cpu_us());
-    put_all(&directory, &mut index, session, OPS as u64, OBJECTS, 1 << 16);
-    let (bytes, cpu) = (resident_bytes() - before, cpu_us() - cpu);
-    println!("{} bytes an object of a 64-byte key, {OBJECTS} objects", bytes / OBJECTS);
-    println!("{:.2} us a PutStart + PutEnd, building the ops included", cpu as f64 / OBJECTS as f64);
-    let cpu = cpu_us();
+    let extent = tidepool_proto::object::extent_bytes(LENGTH);
+    let session = prepare(&directory, &mut index, 8, (OBJECTS + OPS as u64) * extent / 8);
+    put_all(&directory, &mut index, session, 0..OPS as u64, false);
+    let before = resident_bytes();
+    let growing = put_all(&directory, &mut index, session, OPS as u64..OPS as u64 + OBJECTS, false);
+    println!("{} bytes an object of a 64-byte key, {OBJECTS} objects", (resident_bytes() - before) / OBJECTS);
+    println!("{:.2} us of apply a PutStart + PutEnd while growing", growing as f64 / OBJECTS as f64 / 1e3);
+    let fresh = 2 * OBJECTS..3 * OBJECTS;
+    let full = put_all(&directory, &mut index, session, fresh, true);
+    println!("{:.2} us of apply a PutStart with its victim + PutEnd, pool full", full as f64 / OBJECTS as f64 / 1e3);
+    println!("{} bytes an object after that", (resident_bytes() - before) / OBJECTS);
+    directory.check_invariants().unwrap();
     let mut hits = 0u64;
-    let keys: Vec<String> = (0..OBJECTS).step_by(2).map(|n| format!("{n:064x}")).collect();
-    let start = cpu_us();
+    let keys: Vec<String> = (2 * OBJECTS..3 * OBJECTS).step_by(7).map(|n| format!("{n:064x}")).collect();
+    let start = cpu_ns();
     directory.with_objects(TenantId::DEFAULT, keys.iter().map(|k| k.as_bytes()), |_, o| {
         hits += u64::from(o.is_some_and(|o| o.is_readable()));
     });
-    println!(
-        "{:.2} us a lookup ({hits} hits; {} us of making keys)",
-        (cpu_us() - start) as f64 / hits as f64,
-        start - cpu
-    );
-    let cpu = cpu_us();
+    println!("{:.2} us a lookup ({hits} hits)", (cpu_ns() - start) as f64 / hits as f64 / 1e3);
+    let start = cpu_ns();
     let frozen = directory.freeze();
-    println!("{} ms a freeze of {} MiB", (cpu_us() - cpu) / 1000, frozen.len_bytes() >> 20);
+    println!("{} ms a freeze of {} MiB", (cpu_ns() - start) / 1_000_000, frozen.len_bytes() >> 20);
     let mut bytes = Vec::new();
     frozen.write_to(&mut bytes).unwrap();
     let restored = Directory::new(HISTORY);
-    let cpu = cpu_us();
+    let start = cpu_ns();
     restored.restore(&mut &bytes[..]).unwrap();
-    println!("{} ms a restore", (cpu_us() - cpu) / 1000);
+    println!("{} ms a restore", (cpu_ns() - start) / 1_000_000);
     assert_eq!(restored.digest(), directory.digest());
 }
