@@ -15,6 +15,7 @@
 //!   has seen `leave` knows that nothing more will arrive (W5).
 
 pub mod access;
+pub mod bench;
 pub mod conformance;
 pub mod engine;
 pub mod loan;

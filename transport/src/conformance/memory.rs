@@ -84,6 +84,11 @@ impl TestMemory {
 
     /// A genuine replica of this memory. `id` names it to the switches below.
     pub fn replica(&self, id: u64, offset: u64, length: u64) -> v1::Replica {
+        TestMemory::replica_of(id, offset, length)
+    }
+
+    /// A genuine replica of any such memory.
+    pub fn replica_of(id: u64, offset: u64, length: u64) -> v1::Replica {
         v1::Replica {
             replica_id: id,
             segment_id: 1,

@@ -1,0 +1,245 @@
+//! The tcp engine over links that delay, stop and break, and what its connections cost.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use support::proxy::Proxy;
+use support::{Served, identity, options};
+use tidepool_proto::{Address, ErrorCode};
+use tidepool_transport::conformance::{TestMemory, eventually, pattern, patient, read_item, skewed, taken, write_item};
+use tidepool_transport::tcp::{TcpEngine, TcpOptions, TcpServerOptions};
+use tidepool_transport::{Buffer, Engine, LocalMut, Owner};
+use tokio::net::TcpListener;
+
+async fn read_some(engine: &TcpEngine, peer: &Address, memory: &TestMemory, length: usize) -> Result<(), ErrorCode> {
+    let (buffer, part) = skewed(length, 0);
+    let result = engine.read(peer, vec![read_item(memory, 1, 0, vec![part])], patient()).await.remove(0);
+    drop(taken(buffer));
+    result.map_err(|error| error.code())
+}
+
+fn sockets(port: u16, state: &str) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let ours = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, remote) = (fields.next().unwrap(), fields.next().unwrap());
+        let port = format!(":{port:04X}");
+        (local.ends_with(&port) || remote.ends_with(&port)) && fields.next() == Some(state)
+    };
+    table.lines().skip(1).filter(ours).count()
+}
+
+/// User report 77: 10 000 gets, ten at a time. Both ends are in this table, so two connections are four entries. Fails
+/// if calls dial for themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_077_gets_share_a_few_long_lived_connections() {
+    let memory = TestMemory::new(2 << 20);
+    let served = Served::start(memory.clone()).await;
+    let engine = Arc::new(TcpEngine::new(options()));
+    read_some(&engine, &served.address, &memory, 2 << 20).await.unwrap();
+    let getters = (0..10).map(|_| {
+        let (engine, memory, address) = (engine.clone(), memory.clone(), served.address.clone());
+        tokio::spawn(async move {
+            for i in 0..1000 {
+                let length = if i % 100 == 0 { 2 << 20 } else { 100 };
+                read_some(&engine, &address, &memory, length).await.unwrap();
+            }
+        })
+    });
+    for getter in getters.collect::<Vec<_>>() {
+        getter.await.unwrap();
+    }
+    let port = served.socket.port();
+    let (established, time_wait) = (sockets(port, "01"), sockets(port, "06"));
+    assert!(established <= 4, "{established} sockets established");
+    assert_eq!(time_wait, 0, "{time_wait} sockets in TIME_WAIT");
+    assert_eq!(engine.stats().connections_opened, 2);
+}
+
+/// User report 79: throughput must not fall with the round trip. Shown by structure: while not one answer gets
+/// through, all requests reach the server. Fails if a connection waits for an answer before its next request.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_079_requests_do_not_wait_for_answers() {
+    const BATCHES: usize = 64;
+    const LENGTH: usize = 1000;
+    let memory = TestMemory::new(2 * BATCHES * LENGTH);
+    (0..BATCHES).for_each(|i| memory.fill((i * LENGTH) as u64, &pattern(i as u64, LENGTH)));
+    let served = Served::start(memory.clone()).await;
+    let proxy = Proxy::start(served.socket, Duration::from_millis(5)).await;
+    let engine = Arc::new(TcpEngine::new(TcpOptions { stripes: 1, ..options() }));
+    read_some(&engine, &proxy.address, &memory, 10).await.unwrap();
+    let before = served.server.stats();
+    proxy.pause_after(0);
+    let calls = (0..2 * BATCHES).map(|i| {
+        let (engine, memory, peer) = (engine.clone(), memory.clone(), proxy.address.clone());
+        tokio::spawn(async move {
+            if i < BATCHES {
+                let (buffer, part) = skewed(LENGTH, 0);
+                let items = vec![read_item(&memory, 1, (i * LENGTH) as u64, vec![part])];
+                engine.read(&peer, items, patient()).await.remove(0).unwrap();
+                assert!(taken(buffer) == pattern(i as u64, LENGTH));
+            } else {
+                let items = vec![write_item(&memory, 1, (i * LENGTH) as u64, vec![pattern(i as u64, LENGTH).into()])];
+                engine.write(&peer, items, patient()).await.remove(0).unwrap();
+            }
+        })
+    });
+    let calls: Vec<_> = calls.collect();
+    eventually("all requests to be served while no answer arrives", || {
+        let now = served.server.stats();
+        (now.reads - before.reads, now.writes - before.writes) == (BATCHES as u64, BATCHES as u64)
+    })
+    .await;
+    assert!(calls.iter().all(|call| !call.is_finished()));
+    proxy.pause_after(u64::MAX);
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert_eq!(proxy.accepted(), 1);
+    for i in BATCHES..2 * BATCHES {
+        assert!(memory.copy((i * LENGTH) as u64, LENGTH as u64) == pattern(i as u64, LENGTH));
+    }
+}
+
+/// A link with a delay and large items on all stripes: right bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_items_over_a_slow_link_are_byte_exact() {
+    const LENGTH: usize = 1 << 20;
+    let memory = TestMemory::new(16 * LENGTH);
+    let served = Served::start(memory.clone()).await;
+    let proxy = Proxy::start(served.socket, Duration::from_millis(3)).await;
+    let engine = TcpEngine::new(options());
+    let items = (0..16).map(|i| write_item(&memory, 1, i * LENGTH as u64, vec![pattern(i, LENGTH).into()])).collect();
+    for result in engine.write(&proxy.address, items, patient()).await {
+        result.unwrap();
+    }
+    let (buffer, parts) = Buffer::lend(vec![0; 16 * LENGTH], &[LENGTH; 16]).unwrap();
+    let item = |(i, part)| read_item(&memory, 1, (i * LENGTH) as u64, vec![part]);
+    let items = parts.into_iter().enumerate().map(item).collect();
+    for result in engine.read(&proxy.address, items, patient()).await {
+        result.unwrap();
+    }
+    assert!(taken(buffer).chunks(LENGTH).enumerate().all(|(i, bytes)| bytes == pattern(i as u64, LENGTH)));
+    assert_eq!(proxy.accepted(), 2);
+}
+
+/// R4: the deadline passes in the middle of an item's payload. What was complete is delivered, the rest fails, not a
+/// byte comes later, and the connection goes on. Fails if `settle` leaves the ranges in place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_in_the_middle_of_payload_frees_the_memory_and_keeps_the_connection() {
+    const LENGTH: usize = 100_000;
+    let memory = TestMemory::new(3 * LENGTH);
+    memory.fill(0, &vec![5; 3 * LENGTH]);
+    let served = Served::start(memory.clone()).await;
+    let proxy = Proxy::start(served.socket, Duration::ZERO).await;
+    let patience = Duration::from_secs(60);
+    let engine = TcpEngine::new(TcpOptions { stripes: 1, stall_timeout: patience, ..options() });
+    read_some(&engine, &proxy.address, &memory, 10).await.unwrap();
+    let mut backing = vec![0u8; 3 * LENGTH];
+    let base = backing.as_mut_ptr();
+    let part = |i: usize| {
+        // SAFETY: disjoint parts of `backing`, which outlives the call and is not touched before it returned.
+        unsafe { LocalMut::from_raw(base.wrapping_add(i * LENGTH), LENGTH, Owner::process()) }
+    };
+    proxy.pause_after(LENGTH as u64 + 50_000);
+    let items = (0..3).map(|i| read_item(&memory, 1, (i * LENGTH) as u64, vec![part(i)])).collect();
+    let results = engine.read(&proxy.address, items, Instant::now() + Duration::from_millis(500)).await;
+    let codes: Vec<_> = results.into_iter().map(|result| result.err().map(|error| error.code())).collect();
+    let late = Some(ErrorCode::DeadlineExceeded);
+    assert_eq!(codes, [None, late, late]);
+    assert!(backing[..LENGTH].iter().all(|&b| b == 5));
+    assert!(backing[2 * LENGTH..].iter().all(|&b| b == 0), "the pause held nothing back");
+    backing.fill(9);
+    proxy.pause_after(u64::MAX);
+    read_some(&engine, &proxy.address, &memory, LENGTH).await.unwrap();
+    assert!(backing.iter().all(|&b| b == 9), "payload was written into memory that was given back");
+    assert_eq!((proxy.accepted(), engine.stats().bytes_discarded > 0), (1, true));
+}
+
+/// A put that is given up half sent is completed with padding, so that what is behind it on the connection survives;
+/// one with much left to send costs its connection. Either way the source is free when the call returns.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_given_up_half_sent_frees_its_source() {
+    for (length, dials) in [(3 << 20, 1), (32 << 20, 2)] {
+        let memory = TestMemory::new(length);
+        let small = Some(64 << 10);
+        let limits = TcpServerOptions { socket_buffer_bytes: small, ..TcpServerOptions::new(identity(1)) };
+        let served = Served::with(limits, memory.clone()).await;
+        let patience = Duration::from_secs(60);
+        let engine = TcpEngine::new(TcpOptions {
+            stripes: 1,
+            socket_buffer_bytes: small,
+            stall_timeout: patience,
+            backoff_min: Duration::from_millis(1),
+            ..options()
+        });
+        read_some(&engine, &served.address, &memory, 10).await.unwrap();
+        memory.set_stuck(true);
+        let source = bytes::Bytes::from(vec![3u8; length]);
+        let items = vec![write_item(&memory, 1, 0, vec![source.clone().into()])];
+        let end = engine.write(&served.address, items, Instant::now() + Duration::from_millis(300)).await.remove(0);
+        let end = end.unwrap_err();
+        assert_eq!((end.error.code(), end.is_clean()), (ErrorCode::DeadlineExceeded, false), "{end}");
+        assert!(source.is_unique(), "the engine kept a source after the call returned");
+        memory.set_stuck(false);
+        let limit = patient();
+        while let Err(code) = read_some(&engine, &served.address, &memory, 10).await {
+            assert!(dials > 1 && Instant::now() < limit, "the connection was lost: {code:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        eventually("the ticket's end", || memory.tickets().2 == 0).await;
+        assert_eq!(engine.stats().connections_opened, dials, "{length} bytes");
+    }
+}
+
+/// A peer that never answers is given up some time after a deadline passed in vain; without that every later call
+/// would queue behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_connection_is_given_up() {
+    let memory = TestMemory::new(1000);
+    let served = Served::start(memory.clone()).await;
+    let proxy = Proxy::start(served.socket, Duration::ZERO).await;
+    let engine = TcpEngine::new(TcpOptions { stall_timeout: Duration::from_millis(50), ..options() });
+    read_some(&engine, &proxy.address, &memory, 10).await.unwrap();
+    proxy.pause_after(0);
+    let (buffer, part) = skewed(10, 0);
+    let deadline = Instant::now() + Duration::from_millis(50);
+    let result = engine.read(&proxy.address, vec![read_item(&memory, 1, 0, vec![part])], deadline).await.remove(0);
+    assert_eq!(result.unwrap_err().code(), ErrorCode::DeadlineExceeded);
+    drop(taken(buffer));
+    eventually("the connection to be given up", || engine.stats().connections_open == 0).await;
+}
+
+/// User report 86: a peer that accepts and resets, and one that accepts and says nothing. Neither is dialled by every
+/// call, and another peer does not notice. Fails without the dialer (one dial a call).
+#[tokio::test(flavor = "multi_thread")]
+async fn case_086_bad_peers_are_dialled_rarely_and_others_not_disturbed() {
+    let memory = TestMemory::new(1000);
+    let served = Served::start(memory.clone()).await;
+    let engine = Arc::new(TcpEngine::new(TcpOptions { connect_timeout: Duration::from_millis(250), ..options() }));
+    read_some(&engine, &served.address, &memory, 100).await.unwrap();
+    for resets in [true, false] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let bad: Address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let (count, mut counted) = tokio::sync::watch::channel(0);
+        tokio::spawn(async move {
+            let mut kept = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                count.send_modify(|n| *n += 1);
+                if !resets {
+                    kept.push(stream);
+                }
+            }
+        });
+        for _ in 0..500 {
+            let code = read_some(&engine, &bad, &memory, 100).await.unwrap_err();
+            assert_eq!(code, ErrorCode::TransferFailed);
+            read_some(&engine, &served.address, &memory, 100).await.unwrap();
+        }
+        let dials = *counted.borrow_and_update();
+        assert!((1..=10).contains(&dials), "{dials} dials (resets: {resets})");
+    }
+    assert_eq!(engine.stats().connections_open, 1);
+}
