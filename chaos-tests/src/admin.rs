@@ -31,10 +31,10 @@ pub async fn status(address: SocketAddr) -> Result<StatusResponse> {
         .await
 }
 
-/// The digest of a master's state once it has applied `at_least_index`.
-pub async fn state_digest(address: SocketAddr, at_least_index: u64) -> Result<StateDigestResponse> {
+/// The digest of a master's state at a checkpoint; index 0 asks the leader to log one.
+pub async fn state_digest(address: SocketAddr, checkpoint: u64) -> Result<StateDigestResponse> {
     within(CALL_WITHIN, address, async {
-        let request = StateDigestRequest { at_least_index, remaining_ms: CALL_WITHIN.as_millis() as u32 };
+        let request = StateDigestRequest { at_least_index: checkpoint, remaining_ms: CALL_WITHIN.as_millis() as u32 };
         let response = connect(address).await?.state_digest(request).await?.into_inner();
         match response.error {
             Some(error) => bail!("state digest of master {address}: {}", tidepool_proto::Error::from(error)),

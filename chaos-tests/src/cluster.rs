@@ -367,32 +367,38 @@ impl Cluster {
         }
     }
 
-    /// Digests of all masters at one applied index. Needs a pause in the load: they are asked until all answer for the
-    /// same index.
+    /// Digests of all masters at one applied index: the leader logs a checkpoint, every master remembers its digest
+    /// there, and all are asked for that index. Works under load.
     pub async fn compare_digests(&mut self, within: Duration) -> Result<DigestComparison> {
         let give_up = Instant::now() + within;
-        let mut index = 0;
         loop {
-            let addresses: Vec<SocketAddr> = self.masters.iter().map(|m| m.rpc).collect();
-            let answers = futures::future::join_all(addresses.iter().map(|a| admin::state_digest(*a, index))).await;
-            let answers: Result<Vec<_>> = answers.into_iter().collect();
-            let problem = match answers {
-                Ok(answers) => {
-                    let highest = answers.iter().map(|a| a.applied_index).max().unwrap_or(0);
-                    if answers.iter().all(|a| a.applied_index == highest) {
-                        let digests = answers.into_iter().map(|a| a.digest.to_vec()).collect();
-                        return Ok(DigestComparison { applied_index: highest, digests });
-                    }
-                    index = highest;
-                    format!("applied {:?}", answers.iter().map(|a| a.applied_index).collect::<Vec<_>>())
-                }
+            let problem = match self.digests_at_a_new_checkpoint().await {
+                Ok(comparison) => return Ok(comparison),
                 Err(error) => format!("{error:#}"),
             };
             if Instant::now() > give_up {
-                bail!("the masters were not at one applied index within {within:?}: {problem}");
+                bail!("the masters' digests could not be compared within {within:?}: {problem}");
             }
             tokio::time::sleep(POLL_EVERY).await;
         }
+    }
+
+    async fn digests_at_a_new_checkpoint(&self) -> Result<DigestComparison> {
+        let ask_all = |index| async move {
+            futures::future::join_all(self.masters.iter().map(|m| admin::state_digest(m.rpc, index))).await
+        };
+        let mut problem = anyhow!("no master was asked");
+        let mut checkpoint = None;
+        for answer in ask_all(0).await {
+            match answer {
+                Ok(answer) => checkpoint = Some(answer.applied_index),
+                Err(error) => problem = error,
+            }
+        }
+        let Some(applied_index) = checkpoint else { return Err(problem) };
+        let answers: Result<Vec<_>> = ask_all(applied_index).await.into_iter().collect();
+        let digests = answers?.into_iter().map(|a| a.digest.to_vec()).collect();
+        Ok(DigestComparison { applied_index, digests })
     }
 
     /// Leaves the processes running after this value is gone.
