@@ -172,9 +172,11 @@ async fn a_flipped_bit_in_a_table_file_refuses_and_names_the_index() {
 #[tokio::test]
 async fn a_hole_or_a_bad_entry_refuses_and_names_the_index() {
     let hole = Write::Truncate(7..8);
-    let bad = Write::Append { index: 7, frame: Bytes::from_static(b"not an entry") };
+    let mut frame = crate::codec::encode(&entry(1, 7)).to_vec();
+    frame[10] ^= 1;
+    let bad = Write::Append { index: 7, frame: Bytes::from(frame.clone()) };
     let displaced = Write::Append { index: 7, frame: crate::codec::encode(&entry(1, 8)) };
-    let last = Write::Append { index: 20, frame: Bytes::from_static(b"not an entry") };
+    let last = Write::Append { index: 20, frame: Bytes::from(frame) };
     for (damage, at) in [(hole, 7), (bad, 7), (displaced, 7), (last, 20)] {
         let (directory, store) = filled(0..20, 100).await;
         drop(store);
@@ -182,7 +184,7 @@ async fn a_hole_or_a_bad_entry_refuses_and_names_the_index() {
         disk.write(std::slice::from_ref(&damage)).expect("writes");
         drop(disk);
         match open(directory.path()) {
-            // Shown to bite: batches are atomic here, so `tears` being false refuses a bad last entry too.
+            // Batches are atomic here. Shown to bite: without `tears` in `recover` the bad last entry is cut off.
             Err(OpenLogError::StorageCorrupt { index, .. }) => assert_eq!(index, at, "{damage:?}"),
             other => panic!("{damage:?}: opened or failed otherwise: {other:?}"),
         }

@@ -199,8 +199,10 @@ fn damage_of_a_synced_last_entry_refuses() {
             } else {
                 disk.flip_bit(5, 100);
             }
-            // Shown to bite: without the comparisons with `synced` in `recover` entry 5 is cut off silently.
+            let found = disk.indexes();
+            // Shown to bite: without the comparisons with `synced` in `recover` entry 5 is cut off.
             refused(&disk, 5);
+            assert_eq!(disk.indexes(), found, "a refused disk is left as it was found");
         }
     });
 }
@@ -289,6 +291,40 @@ fn the_cache_is_bounded_and_older_entries_come_from_disk() {
         let all = store.try_get_log_entries(..).await.expect("readable");
         assert_eq!(all, (0..200).map(|index| sized_entry(1, index, 4096)).collect::<Vec<_>>());
         assert!(metric(&registry, "tidepool_raft_log_disk_read_entries_total") >= 180.0);
+    });
+}
+
+/// A flush completes while a truncation and an overwrite of what it flushed are queued behind it.
+#[test]
+fn memory_that_the_queue_still_overwrites_is_not_evicted() {
+    simulate(async {
+        let disk = disk();
+        let (options, _) = options(Flushing::Task, 0);
+        let registry = Registry::new();
+        let (mut store, _) =
+            LogStore::<Sim>::open(Arc::new(disk.clone()), Path::new("simulated"), options, &registry).expect("opens");
+        append(&mut store, (0..9).map(|index| entry(1, index)).collect()).await.expect("appends");
+        disk.set_sync_delay(Duration::from_millis(10));
+        let before = submit(&mut store, vec![entry(1, 9)]).await.expect("accepted");
+        Sim::sleep(Duration::from_millis(1)).await;
+        store.truncate_after(Some(log_id(1, 4))).await.expect("truncates");
+        submit(&mut store, vec![entry(2, 5)]).await.expect("accepted");
+        before.await.expect("answered").expect("durable");
+        let expected: Vec<(u64, u64)> = (0..5).map(|index| (1, index)).chain([(2, 5)]).collect();
+        // Shown to bite: evicting up to what was flushed, whatever is queued, reads 5 of term 1 from disk here.
+        assert_eq!(log_of(&mut store).await, expected);
+    });
+}
+
+/// An entry of a later program at the very end is no torn write.
+#[test]
+fn an_entry_of_a_newer_version_refuses() {
+    simulate(async {
+        let disk = filled(3).await;
+        let mut frame = crate::codec::encode(&entry(1, 3)).to_vec();
+        frame[0] = crate::codec::CODEC_VERSION + 1;
+        disk.write(&[Write::Append { index: 3, frame: Bytes::from(frame) }]).expect("writes");
+        assert!(refused(&disk, 3).contains("upgrade this node"));
     });
 }
 
