@@ -21,6 +21,7 @@ use crate::release::Releaser;
 use crate::remove::{RemoveMode, Remover};
 use crate::stat::{ListPage, ObjectStat};
 use crate::suspects::Suspects;
+use crate::unreadable::Unreadable;
 use crate::writer::Writer;
 
 /// A connection to one Tidepool cluster; cheap to clone, all clones share one stream to the leader.
@@ -206,6 +207,7 @@ impl Inner {
         let caller = Arc::new(Caller::new(quorum.clone(), metrics.clone(), options.tenant));
         let plane = Arc::new(Plane::new(options.engine));
         let suspects = Suspects::new(plane.clone(), metrics.clone());
+        let unreadable = Arc::new(Unreadable::default());
         let writer = Writer {
             caller: caller.clone(),
             plane: plane.clone(),
@@ -214,16 +216,23 @@ impl Inner {
         };
         Inner {
             deadline: options.deadline,
-            putter: Putter { caller: caller.clone(), writer, suspects: suspects.clone(), metrics: metrics.clone() },
+            putter: Putter {
+                caller: caller.clone(),
+                writer,
+                suspects: suspects.clone(),
+                unreadable: unreadable.clone(),
+                metrics: metrics.clone(),
+            },
             getter: Getter {
                 caller: caller.clone(),
                 plane,
                 suspects: suspects.clone(),
                 metrics: metrics.clone(),
                 releaser: Releaser::new(caller.clone()),
+                unreadable: unreadable.clone(),
                 host_id: options.host_id,
             },
-            lookup: Lookup { caller: caller.clone(), suspects: suspects.clone() },
+            lookup: Lookup { caller: caller.clone(), suspects: suspects.clone(), unreadable },
             remover: Remover::new(caller),
             quorum,
             suspects,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use bytes::Bytes;
+use hashbrown::HashMap;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{ClusterId, Error, ErrorCode, v1};
 
@@ -57,7 +57,8 @@ impl Fetch {
     /// spread by object. False when none is left.
     pub(crate) fn choose(&mut self, suspects: &Suspects, host_id: &str) -> bool {
         let Some(located) = &self.located else { return false };
-        let spread = located.expected.object.op().log_index().wrapping_add(located.expected.object.op().ordinal() as u64);
+        let spread =
+            located.expected.object.op().log_index().wrapping_add(located.expected.object.op().ordinal() as u64);
         let count = located.replicas.len().max(1) as u64;
         let best = located
             .replicas
@@ -125,17 +126,15 @@ impl Fetch {
     pub(crate) fn may_relocate(&self) -> bool {
         self.destination.is_some()
             && self.failure.as_ref().is_none_or(|error| {
-                !matches!(
-                    error.code(),
-                    ErrorCode::BufferTooSmall | ErrorCode::InvalidParams | ErrorCode::Internal
-                )
+                !matches!(error.code(), ErrorCode::BufferTooSmall | ErrorCode::InvalidParams | ErrorCode::Internal)
             })
     }
 
     /// What the caller gets when nothing helped.
     pub(crate) fn into_failure(self) -> (usize, Result<Delivered, Error>) {
         let key = self.shown_key();
-        let past_lease = self.located.as_ref().and_then(|l| l.lease_ends).is_some_and(|ends| BootInstant::now() >= ends);
+        let past_lease =
+            self.located.as_ref().and_then(|l| l.lease_ends).is_some_and(|ends| BootInstant::now() >= ends);
         let error = match self.failure {
             Some(error) if error.code() == ErrorCode::ChecksumMismatch && past_lease => Error::new(
                 ErrorCode::LeaseExpired,

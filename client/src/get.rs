@@ -27,11 +27,13 @@ use crate::reader::Reader;
 use crate::release::{Held, Releaser};
 use crate::reports::Reports;
 use crate::suspects::Suspects;
+use crate::unreadable::Unreadable;
 
 /// Times one get asks the directory: once, and once more when what it said turned out stale.
 const LOCATE_PASSES: usize = 2;
-/// Shortest lease asked for.
-const LEASE_MIN: Duration = Duration::from_millis(200);
+/// A lease is asked for so much longer than the call may take, so that what fails at the deadline still failed under
+/// its lease and can be held against its node.
+const LEASE_MARGIN: Duration = Duration::from_millis(250);
 
 /// One object to read into the caller's memory.
 #[derive(Debug)]
@@ -50,6 +52,7 @@ pub(crate) struct Getter {
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) releaser: Arc<Releaser>,
+    pub(crate) unreadable: Arc<Unreadable>,
     pub(crate) host_id: String,
 }
 
@@ -79,6 +82,7 @@ impl Getter {
             }
         }
         let results = complete(results);
+        self.remember(keys, &results);
         self.count(&results);
         results
     }
@@ -122,7 +126,7 @@ impl Getter {
             .caller
             .call("locate", deadline, |_| {
                 // The lease has to last as long as the call may; the master cuts what is too long.
-                let wanted = deadline.remaining().max(LEASE_MIN);
+                let wanted = deadline.remaining() + LEASE_MARGIN;
                 let lease_ttl_ms = (wanted + wanted / 16).as_millis();
                 client_request::Body::Locate(v1::LocateRequest {
                     keys: Some(keys.clone()),
@@ -211,12 +215,26 @@ impl Getter {
                 self.metrics.get_failovers.add(1);
                 if !in_lease {
                     self.metrics.reads_past_lease.add(1);
+                } else if fetch.failure.as_ref().is_some_and(|e| e.code() == ErrorCode::ChecksumMismatch) {
+                    self.metrics.reads_corrupt.add(1);
                 }
                 reports.add(fetch, in_lease);
             }
         }
         reports.send(&self.caller);
         (delivered, failed)
+    }
+
+    /// What exist will say of these keys in the next moments.
+    fn remember<K: AsRef<[u8]>>(&self, keys: &[K], results: &[Result<Delivered, Error>]) {
+        for (key, result) in keys.iter().zip(results) {
+            let hash = || object::key_hash(&self.caller.tenant, key.as_ref());
+            match result {
+                Ok(_) => self.unreadable.clear(hash),
+                Err(error) if error.code() != ErrorCode::ObjectNotFound => self.unreadable.note(hash(), error),
+                Err(_) => {}
+            }
+        }
     }
 
     fn count(&self, results: &[Result<Delivered, Error>]) {

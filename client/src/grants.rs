@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashSet;
 use bytes::Bytes;
+use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tidepool_proto::v1::{self, client_request};
 

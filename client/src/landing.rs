@@ -40,7 +40,10 @@ pub(crate) struct Landing {
 enum Memory {
     /// Prefix and payload in one allocation.
     Owned(Buffer),
-    Caller { scratch: Buffer, loans: Vec<Loan> },
+    Caller {
+        scratch: Buffer,
+        loans: Vec<Loan>,
+    },
 }
 
 impl Landing {
@@ -54,7 +57,10 @@ impl Landing {
         let (Ok(prefix_bytes), Ok(payload_bytes)) =
             (usize::try_from(object::prefix_bytes(length.min(object::OBJECT_BYTES_MAX))), usize::try_from(length))
         else {
-            return Err((destination, too_large(format!("an object of {length} bytes does not fit this host's memory"))));
+            return Err((
+                destination,
+                too_large(format!("an object of {length} bytes does not fit this host's memory")),
+            ));
         };
         if length > object::OBJECT_BYTES_MAX {
             let limit = object::OBJECT_BYTES_MAX;
@@ -105,9 +111,7 @@ impl Landing {
             Memory::Owned(buffer) => {
                 let bytes = buffer.take().map_err(|_| (Some(Destination::Allocate), still_lent()))?;
                 let at = object::prefix_bytes(expected.length) as usize;
-                expected
-                    .check(&bytes[..at], &[&bytes[at..]])
-                    .map_err(|error| (Some(Destination::Allocate), error))?;
+                expected.check(&bytes[..at], &[&bytes[at..]]).map_err(|error| (Some(Destination::Allocate), error))?;
                 Ok(Delivered::Bytes(Bytes::from(bytes).slice(at..)))
             }
             Memory::Caller { scratch, loans } => {

@@ -36,6 +36,7 @@ mod reports;
 pub mod resolver;
 pub mod stat;
 mod suspects;
+mod unreadable;
 mod writer;
 
 pub use client::Client;

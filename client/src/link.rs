@@ -19,8 +19,9 @@ use crate::resolver::{self, Resolve};
 pub(crate) const QUEUE_MAX: usize = 4096;
 /// Largest answer accepted.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// A stream without answer to an HTTP/2 ping for this long is dead.
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// How often an HTTP/2 ping is sent, and how long its answer may take before the stream counts as dead.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+const PING_MAX: Duration = Duration::from_secs(2);
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 
@@ -48,8 +49,8 @@ impl Link {
         let endpoint = Endpoint::from_static("http://tidepool-master")
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_MAX)
             .keep_alive_while_idle(true);
         let target = address.clone();
         let connector = tower::service_fn(move |_| {

@@ -6,13 +6,14 @@ use bytes::Bytes;
 use futures::future::join_all;
 use tidepool_proto::keys::check_key;
 use tidepool_proto::v1::{self, client_request, client_response};
-use tidepool_proto::{Error, ErrorCode};
+use tidepool_proto::{Error, ErrorCode, object};
 
 use crate::call::{Caller, malformed};
 use crate::deadline::Deadline;
 use crate::nodes;
 use crate::stat::{ListPage, ListedObject, ObjectStat, ReplicaStat};
 use crate::suspects::Suspects;
+use crate::unreadable::Unreadable;
 
 /// Keys in one message; larger batches travel as several.
 pub(crate) const KEYS_PER_REQUEST_MAX: usize = 512;
@@ -52,10 +53,7 @@ pub(crate) fn complete<T>(results: Vec<Option<Result<T, Error>>>) -> Vec<Result<
 }
 
 /// Runs `one` for each chunk at once and puts its results in place.
-async fn fan_out<'k, K, T, F>(
-    keys: &'k [K],
-    one: impl Fn(Vec<&'k [u8]>) -> F,
-) -> Vec<Result<T, Error>>
+async fn fan_out<'k, K, T, F>(keys: &'k [K], one: impl Fn(Vec<&'k [u8]>) -> F) -> Vec<Result<T, Error>>
 where
     K: AsRef<[u8]>,
     F: Future<Output = Result<Vec<Result<T, Error>>, Error>>,
@@ -89,6 +87,7 @@ where
 pub(crate) struct Lookup {
     pub(crate) caller: Arc<Caller>,
     pub(crate) suspects: Arc<Suspects>,
+    pub(crate) unreadable: Arc<Unreadable>,
 }
 
 impl Lookup {
@@ -105,7 +104,10 @@ impl Lookup {
             });
             match answer.await.map_err(|f| f.error)?.body {
                 client_response::Body::Exist(exist) if exist.present.len() == keys.len() => {
-                    Ok(exist.present.iter().map(|&present| Ok(present != 0)).collect())
+                    let readable =
+                        |key: &[u8]| !self.unreadable.contains(|| object::key_hash(&self.caller.tenant, key));
+                    let present = exist.present.iter().zip(&keys);
+                    Ok(present.map(|(&present, key)| Ok(present != 0 && readable(key))).collect())
                 }
                 _ => Err(malformed("exist", "not one answer a key")),
             }
@@ -120,9 +122,9 @@ impl Lookup {
     ) -> Vec<Result<ObjectStat, Error>> {
         fan_out(keys, |keys| async move {
             let packed = v1::Keys::pack(&keys);
-            let answer = self.caller.call("stat", deadline, |_| {
-                client_request::Body::Stat(v1::StatRequest { keys: Some(packed.clone()) })
-            });
+            let answer = self
+                .caller
+                .call("stat", deadline, |_| client_request::Body::Stat(v1::StatRequest { keys: Some(packed.clone()) }));
             let stat = match answer.await.map_err(|f| f.error)?.body {
                 client_response::Body::Stat(stat) if stat.objects.len() == keys.len() => stat,
                 _ => return Err(malformed("stat", "not one answer a key")),

@@ -16,6 +16,8 @@ use crate::quorum::{Quorum, SEARCH_INTERVAL, WithHistory};
 const DIAL_MAX: Duration = Duration::from_millis(500);
 /// A member that does not answer a hello for this long is dialled anew.
 const HELLO_MAX: Duration = Duration::from_millis(1000);
+/// Longest pause between hellos to a standby while a leader is known that keeps its callers waiting.
+const STALL_PAUSE_MAX: Duration = Duration::from_millis(60);
 /// Longest pause between dials while another member leads.
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -57,10 +59,13 @@ async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>) -> &'static str {
     let mut stalls = quorum.watch_stalls();
     let mut with_history = WithHistory::Known;
     let mut ask = true;
+    let mut pause = SEARCH_INTERVAL;
     loop {
         let leads = {
             let present = leader.borrow_and_update();
-            ask |= present.is_none();
+            if present.is_none() {
+                (ask, pause) = (true, SEARCH_INTERVAL);
+            }
             present.as_ref().is_some_and(|l| Arc::ptr_eq(&l.link, link))
         };
         if !ask || leads {
@@ -90,7 +95,7 @@ async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>) -> &'static str {
             quorum.note_failure(link.address(), Some(format!("{}: {}", link.address(), error.message())));
             tokio::select! {
                 () = link.closed() => return ENDED,
-                () = tokio::time::sleep(SEARCH_INTERVAL) => {}
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(STALL_PAUSE_MAX),
             }
         } else {
             quorum.note_failure(link.address(), None);

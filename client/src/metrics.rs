@@ -45,7 +45,7 @@ counters! {
     gets_failed,
     /// Payload bytes returned.
     get_bytes,
-    /// Reads that went to another replica after a failure.
+    /// Reads of one replica that failed, so that another was tried or none was left.
     get_failovers,
     /// Gets that asked the directory a second time.
     get_relocations,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_proto::{ClusterId, History};
-use tidepool_transport::Engine;
+use tidepool_proto::{Address, ClusterId, Error, ErrorCode, History};
 use tidepool_transport::tcp::{DataIdentity, TcpEngine, TcpOptions};
+use tidepool_transport::{Engine, ReadItem, WriteError, WriteItem, WriteReply};
 
 use crate::deadline::Deadline;
 
@@ -15,6 +15,8 @@ use crate::deadline::Deadline;
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Slowest rate of a node that is still waited for when there is another.
 const RATE_MIN_BYTES_PER_S: u64 = 16 << 20;
+/// An engine returns by its deadline; after this much more its future is dropped. Half of the allowance of a call.
+const ENGINE_ALLOWANCE: Duration = Duration::from_millis(25);
 /// Pauses between dials of a datanode. Short: one that is back must be used again soon.
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(50);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -49,7 +51,13 @@ impl fmt::Debug for EngineFactory {
 /// The engine of the present history.
 pub(crate) struct Plane {
     factory: EngineFactory,
-    present: Mutex<Option<(ClusterId, History, Arc<dyn Engine>)>>,
+    present: Mutex<Option<Present>>,
+}
+
+struct Present {
+    cluster: ClusterId,
+    history: History,
+    engine: Arc<dyn Engine>,
 }
 
 impl Plane {
@@ -61,10 +69,10 @@ impl Plane {
     pub(crate) fn engine(&self, cluster: ClusterId, history: History) -> Arc<dyn Engine> {
         let mut present = self.present.lock();
         match present.as_ref() {
-            Some((of, life, engine)) if (*of, *life) == (cluster, history) => engine.clone(),
+            Some(present) if (present.cluster, present.history) == (cluster, history) => present.engine.clone(),
             _ => {
                 let engine = (self.factory.0)(DataIdentity { cluster, history, ..DataIdentity::default() });
-                *present = Some((cluster, history, engine.clone()));
+                *present = Some(Present { cluster, history, engine: engine.clone() });
                 engine
             }
         }
@@ -72,8 +80,43 @@ impl Plane {
 
     /// The engine in use, for probes; None before the first transfer.
     pub(crate) fn present(&self) -> Option<Arc<dyn Engine>> {
-        self.present.lock().as_ref().map(|(_, _, engine)| engine.clone())
+        self.present.lock().as_ref().map(|present| present.engine.clone())
     }
+}
+
+/// Reads through an engine, and ends even if the engine does not: dropping its future takes the memory back (R4).
+pub(crate) async fn read(
+    engine: &dyn Engine,
+    peer: &Address,
+    items: Vec<ReadItem>,
+    until: Deadline,
+) -> Vec<Result<(), Error>> {
+    let count = items.len();
+    let read = engine.read(peer, items, until.instant().into_std());
+    match tokio::time::timeout_at(until.instant() + ENGINE_ALLOWANCE, read).await {
+        Ok(results) => results,
+        Err(_) => (0..count).map(|_| Err(overdue(engine, peer))).collect(),
+    }
+}
+
+/// Writes through an engine; as [`read`].
+pub(crate) async fn write(
+    engine: &dyn Engine,
+    peer: &Address,
+    items: Vec<WriteItem>,
+    until: Deadline,
+) -> Vec<Result<WriteReply, WriteError>> {
+    let count = items.len();
+    let write = engine.write(peer, items, until.instant().into_std());
+    match tokio::time::timeout_at(until.instant() + ENGINE_ALLOWANCE, write).await {
+        Ok(results) => results,
+        Err(_) => (0..count).map(|_| Err(WriteError::unclean(overdue(engine, peer)))).collect(),
+    }
+}
+
+fn overdue(engine: &dyn Engine, peer: &Address) -> Error {
+    let what = format!("the {} transfer with {peer} did not end by its deadline and was dropped", engine.name());
+    Error::new(ErrorCode::DeadlineExceeded, what)
 }
 
 /// When to give up on a node that is to move so many bytes, while another could be tried.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use bytes::Bytes;
 use futures::future::join_all;
+use hashbrown::HashMap;
 use rand::RngCore;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::keys::check_key;
@@ -21,6 +21,7 @@ use crate::metrics::Metrics;
 use crate::nodes;
 use crate::quorum::Leader;
 use crate::suspects::Suspects;
+use crate::unreadable::Unreadable;
 use crate::writer::{Granted, Settled, Writer};
 
 /// One object to store.
@@ -138,6 +139,7 @@ pub(crate) struct Putter {
     pub(crate) caller: Arc<Caller>,
     pub(crate) writer: Writer,
     pub(crate) suspects: Arc<Suspects>,
+    pub(crate) unreadable: Arc<Unreadable>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -160,6 +162,7 @@ impl Putter {
             );
             return results.iter().map(|_| Err(error.clone())).collect();
         }
+        let keys: Vec<Bytes> = items.iter().map(|item| item.key.clone()).collect();
         let mut valid = Vec::with_capacity(items.len());
         for (position, item) in items.into_iter().enumerate() {
             match item.check() {
@@ -176,6 +179,9 @@ impl Putter {
             }
         }
         let results = complete(results);
+        for (key, _) in keys.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.unreadable.clear(|| object::key_hash(&self.caller.tenant, key));
+        }
         self.count(&results, copies);
         results
     }
@@ -194,9 +200,11 @@ impl Putter {
             let advice = pending.iter().filter_map(|p| p.failure.as_ref()).map(Error::retry_after_ms).max();
             let pause = backoff.next(advice.unwrap_or(0));
             if deadline.expired() || !deadline.sleep(pause).await {
-                done.extend(pending.into_iter().map(|p| {
-                    (p.position, Err(p.failure.unwrap_or_else(|| deadline.error("putting"))))
-                }));
+                done.extend(
+                    pending
+                        .into_iter()
+                        .map(|p| (p.position, Err(p.failure.unwrap_or_else(|| deadline.error("putting"))))),
+                );
                 return done;
             }
         }

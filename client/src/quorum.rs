@@ -175,9 +175,8 @@ impl Quorum {
     /// Judges an answered hello. Ok: this member leads now (or did already).
     pub(crate) fn offer(self: &Arc<Self>, link: &Arc<Link>, term: u64, hello: v1::HelloResponse) -> Result<(), Error> {
         let identity = hello.identity.unwrap_or_default();
-        let wrong = |what: String| {
-            Error::new(ErrorCode::WrongCluster, format!("master {} is refused: {what}", link.address()))
-        };
+        let wrong =
+            |what: String| Error::new(ErrorCode::WrongCluster, format!("master {} is refused: {what}", link.address()));
         if identity.protocol_version.abs_diff(PROTOCOL_VERSION) > 1 {
             return Err(wrong(format!(
                 "it speaks protocol {}, this client {PROTOCOL_VERSION}; releases may differ by one",
@@ -206,7 +205,7 @@ impl Quorum {
                 tracing::warn!(master = %link.address(), history = identity.history, "the cluster has a new history");
                 view.term_max = 0;
             }
-            if term < view.term_max || present.as_ref().is_some_and(|p| p.term >= term && !Arc::ptr_eq(&p.link, link)) {
+            if term < view.term_max || present.as_ref().is_some_and(|p| p.term > term) {
                 self.settings.metrics.stale_answers_refused.add(1);
                 return Err(stale(link.address(), term, view.term_max));
             }
@@ -215,8 +214,9 @@ impl Quorum {
             view.term_max = term;
             // Under the lock of the view, so that two offers cannot pass each other.
             self.leader.send_replace(Some(leader));
-            if let Some(present) = present.filter(|p| !Arc::ptr_eq(&p.link, link)) {
-                present.link.fail_pending();
+            // In the same term it is the same master by another address: what is in flight there will be answered.
+            if let Some(superseded) = present.filter(|p| p.term < term && !Arc::ptr_eq(&p.link, link)) {
+                superseded.link.fail_pending();
             }
         }
         self.settings.metrics.leaders_found.add(1);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use futures::future::join_all;
+use hashbrown::HashMap;
 use tidepool_proto::{Address, Error, ErrorCode};
 use tidepool_transport::{Engine, ReadAccess, ReadItem};
 
@@ -12,7 +12,7 @@ use crate::deadline::Deadline;
 use crate::fetch::Fetch;
 use crate::landing::{Delivered, Destination, Landing};
 use crate::metrics::Metrics;
-use crate::plane::{Plane, patience};
+use crate::plane::{self, Plane, patience};
 use crate::suspects::Suspects;
 
 /// Payload bytes read as one batch; the next is on the wire while this one is verified.
@@ -123,7 +123,7 @@ impl Reader<'_> {
         }
         let until = if batch.alternatives { patience(deadline, batch.bytes) } else { deadline };
         let started = Instant::now();
-        let results = batch.engine.read(&batch.address, items, until.instant().into_std()).await;
+        let results = plane::read(batch.engine.as_ref(), &batch.address, items, until).await;
         let took = started.elapsed();
         let results = results.into_iter().chain(std::iter::repeat_with(|| {
             Err(Error::new(ErrorCode::Internal, "the transfer engine lost the result of this item"))

@@ -104,7 +104,9 @@ impl Remover {
                     for error in errors {
                         match chunk.get(error.index as usize) {
                             Some(&(position, _)) => results[position] = Some(Err(error.into())),
-                            None => tracing::error!(index = error.index, "the master failed a remove that was not sent"),
+                            None => {
+                                tracing::error!(index = error.index, "the master failed a remove that was not sent")
+                            }
                         }
                     }
                 }

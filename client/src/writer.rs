@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use bytes::Bytes;
 use futures::future::join_all;
+use hashbrown::HashMap;
 use tidepool_proto::v1::{self, ReplicaOutcome, client_request, client_response};
 use tidepool_proto::{Error, ErrorCode, History, ObjectId, object};
 use tidepool_transport::{LocalRef, WriteAccess, WriteError, WriteItem, WriteOutcome, WriteReply};
@@ -17,7 +17,7 @@ use crate::deadline::Deadline;
 use crate::grants::OpenGrants;
 use crate::metrics::Metrics;
 use crate::nodes::Node;
-use crate::plane::{Plane, patience};
+use crate::plane::{self, Plane, patience};
 use crate::put::{Copies, Pending, PutOutcome, ReplicaMode};
 use crate::quorum::Leader;
 use crate::suspects::Suspects;
@@ -71,6 +71,15 @@ impl Written {
             replicas: self.statuses.clone(),
         }
     }
+}
+
+/// What one node is sent.
+#[derive(Default)]
+struct NodeWrite {
+    items: Vec<WriteItem>,
+    /// For each item: which of the batch, and which of its replicas.
+    slots: Vec<(usize, usize)>,
+    bytes: u64,
 }
 
 /// Writes of one client.
@@ -127,8 +136,7 @@ impl Writer {
     ) -> Vec<Written> {
         let prefixes = prefixes(&batch, bytes, leader.history, self.caller.tenant.clone()).await;
         let mut written = Vec::with_capacity(batch.len());
-        // Node -> items, and for each item which status it fills.
-        let mut by_node: HashMap<u64, (Vec<WriteItem>, Vec<(usize, usize)>, u64)> = HashMap::new();
+        let mut by_node: HashMap<u64, NodeWrite> = HashMap::new();
         for (i, (granted, prefix)) in batch.into_iter().zip(prefixes).enumerate() {
             let mut item = Written {
                 pending: granted.pending,
@@ -140,18 +148,19 @@ impl Writer {
                 item.statuses.push(status(&replica, ReplicaOutcome::Unknown, &[]));
                 match &prefix {
                     Ok(prefix) if nodes.contains_key(&replica.node_id) => {
-                        let (items, slots, total) = by_node.entry(replica.node_id).or_default();
+                        let write = by_node.entry(replica.node_id).or_default();
                         let length = object::stored_bytes(item.pending.length);
                         let mut from = vec![LocalRef::from(prefix.clone())];
                         let parts = item.pending.item.value.iter().filter(|part| !part.is_empty());
                         from.extend(parts.map(|part| LocalRef::from(part.clone())));
                         let access = WriteAccess { object_id: item.object_id, replica, length };
-                        items.push(WriteItem { access, from });
-                        slots.push((i, slot));
-                        *total += length;
+                        write.items.push(WriteItem { access, from });
+                        write.slots.push((i, slot));
+                        write.bytes += length;
                     }
                     Ok(_) => {
-                        let what = format!("the master granted space on node {} and did not say where it is", replica.node_id);
+                        let what =
+                            format!("the master granted space on node {} and did not say where it is", replica.node_id);
                         item.failure = Some(Error::new(ErrorCode::Internal, what));
                     }
                     Err(error) => item.failure = Some(error.clone()),
@@ -160,13 +169,14 @@ impl Writer {
             written.push(item);
         }
         let engine = self.plane.engine(leader.cluster, leader.history);
-        let writes = by_node.into_iter().filter_map(|(node, (items, slots, bytes))| {
+        let writes = by_node.into_iter().filter_map(|(node, write)| {
+            let NodeWrite { items, slots, bytes } = write;
             let address = nodes.get(&node)?.address.clone();
             let until = write_deadline(deadline, bytes);
             let engine = engine.clone();
             Some(async move {
                 let started = Instant::now();
-                let replies = engine.write(&address, items, until.instant().into_std()).await;
+                let replies = plane::write(engine.as_ref(), &address, items, until).await;
                 (node, address, slots, replies, started.elapsed())
             })
         });
@@ -213,10 +223,8 @@ impl Writer {
     /// Ends what has enough copies and revokes the rest, in one message each.
     async fn settle(&self, written: Vec<Written>, copies: Copies, deadline: Deadline, open: &OpenGrants) -> Settled {
         let (good, bad): (Vec<Written>, Vec<Written>) = written.into_iter().partition(|item| item.enough(copies));
-        let (mut ended, revoked) = futures::join!(
-            self.end(good, deadline, open),
-            self.revoke(bad, copies, deadline, open)
-        );
+        let (mut ended, revoked) =
+            futures::join!(self.end(good, deadline, open), self.revoke(bad, copies, deadline, open));
         ended.done.extend(revoked.done);
         ended.again.extend(revoked.again);
         ended
@@ -227,11 +235,14 @@ impl Writer {
         if items.is_empty() {
             return settled;
         }
-        let body = v1::PutEndRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
+        let body =
+            v1::PutEndRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
         let answer = self.caller.call("put_end", deadline, |_| client_request::Body::PutEnd(body.clone())).await;
         let (results, uncertain) = match answer {
             Ok(answer) => match answer.body {
-                client_response::Body::PutEnd(end) if end.results.len() == items.len() => (end.results, answer.uncertain),
+                client_response::Body::PutEnd(end) if end.results.len() == items.len() => {
+                    (end.results, answer.uncertain)
+                }
                 _ => {
                     let error = malformed("put_end", "not one result an item");
                     settled.done.extend(items.into_iter().map(|item| (item.pending.position, Err(error.clone()))));
@@ -276,7 +287,8 @@ impl Writer {
         if items.is_empty() {
             return settled;
         }
-        let body = v1::PutRevokeRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
+        let body =
+            v1::PutRevokeRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
         let answer = self.caller.call("put_revoke", deadline, |_| client_request::Body::PutRevoke(body.clone())).await;
         match answer {
             // A refused revoke means that the grant is gone already.
@@ -310,10 +322,7 @@ fn may_help(cause: &Error) -> bool {
 }
 
 fn unknown_outcome(cause: &Error) -> Error {
-    Error::new(
-        ErrorCode::DeadlineExceeded,
-        format!("whether the put was committed is unknown: {}", cause.message()),
-    )
+    Error::new(ErrorCode::DeadlineExceeded, format!("whether the put was committed is unknown: {}", cause.message()))
 }
 
 /// When to give up on a node: it must leave time to start over elsewhere, and in any case to end the put.
@@ -325,11 +334,7 @@ fn write_deadline(deadline: Deadline, bytes: u64) -> Deadline {
 }
 
 fn status(replica: &v1::Replica, outcome: ReplicaOutcome, proof: &[u8]) -> v1::ReplicaStatus {
-    v1::ReplicaStatus {
-        replica_id: replica.replica_id,
-        outcome: outcome as i32,
-        proof: Bytes::copy_from_slice(proof),
-    }
+    v1::ReplicaStatus { replica_id: replica.replica_id, outcome: outcome as i32, proof: Bytes::copy_from_slice(proof) }
 }
 
 fn read_reply(

@@ -19,12 +19,15 @@ pub struct State {
     pub nodes: Vec<(u64, Address)>,
     pub objects: BTreeMap<Vec<u8>, Object>,
     pub lease_ttl_max_ms: u32,
-    pub sessions: u64,
+    pub session_id: u64,
+    /// A master that believes it leads, in a term of the past.
+    pub stale: Option<(usize, u64)>,
     pub next_id: u64,
     pub next_node: usize,
     /// Executed removes: (session, sequence) -> removed.
     pub removes: HashMap<(u64, u64), bool>,
     pub removals_executed: u64,
+    pub floors: Vec<u64>,
     pub reports: Vec<v1::ReadReport>,
     pub released: Vec<u64>,
     pub revoked: Vec<v1::PutEndItem>,
@@ -75,11 +78,13 @@ impl Directory {
                 nodes,
                 objects: BTreeMap::new(),
                 lease_ttl_max_ms: 10_000,
-                sessions: 0,
+                session_id: 1,
+                stale: None,
                 next_id: 1,
                 next_node: 0,
                 removes: HashMap::new(),
                 removals_executed: 0,
+                floors: Vec::new(),
                 reports: Vec::new(),
                 released: Vec::new(),
                 revoked: Vec::new(),
@@ -125,6 +130,11 @@ impl Directory {
         assert!(request.remaining_ms > 0, "a request without time was sent");
         let op = op_of(&ask);
         *state.seen.entry(op).or_default() += 1;
+        if let Some((_, term)) = state.stale.filter(|(stale, _)| *stale == master) {
+            answer.term = term;
+            answer.body = Some(state.execute(ask));
+            return Some(answer);
+        }
         if state.leader != Some(master) {
             let hint = state.leader.map(|leader| v1::LeaderHint {
                 node_id: leader as u64,
@@ -167,32 +177,28 @@ impl State {
 
     fn execute(&mut self, ask: Ask) -> Say {
         match ask {
-            Ask::Hello(_) => {
-                self.sessions += 1;
-                Say::Hello(v1::HelloResponse {
-                    identity: Some(v1::Identity {
-                        cluster_uuid: Bytes::from_static(&[5; 16]),
-                        history: self.history,
-                        node_id: 1,
-                        protocol_version: tidepool_proto::PROTOCOL_VERSION,
-                        build: String::new(),
-                    }),
-                    session_id: 1,
-                    members: self
-                        .addresses
-                        .iter()
-                        .map(|(&id, address)| v1::Member { node_id: id as u64, address: address.clone() })
-                        .collect(),
-                    lease_ttl_default_ms: 10_000,
-                    lease_ttl_max_ms: self.lease_ttl_max_ms,
-                })
-            }
+            Ask::Hello(_) => Say::Hello(v1::HelloResponse {
+                identity: Some(v1::Identity {
+                    cluster_uuid: Bytes::from_static(&[5; 16]),
+                    history: self.history,
+                    node_id: 1,
+                    protocol_version: tidepool_proto::PROTOCOL_VERSION,
+                    build: String::new(),
+                }),
+                session_id: self.session_id,
+                members: self
+                    .addresses
+                    .iter()
+                    .map(|(&id, address)| v1::Member { node_id: id as u64, address: address.clone() })
+                    .collect(),
+                lease_ttl_default_ms: 10_000,
+                lease_ttl_max_ms: self.lease_ttl_max_ms,
+            }),
             Ask::Exist(exist) => {
                 let keys = exist.keys.unwrap();
                 let present = keys.iter().unwrap().map(|key| {
-                    let readable = |o: &Object| {
-                        o.complete && o.replicas.iter().any(|r| !exist.suspect_nodes.contains(&r.node_id))
-                    };
+                    let readable =
+                        |o: &Object| o.complete && o.replicas.iter().any(|r| !exist.suspect_nodes.contains(&r.node_id));
                     u8::from(self.objects.get(key).is_some_and(readable))
                 });
                 Say::Exist(v1::ExistResponse { present: present.collect(), lease_ttl_ms: self.lease_ttl_max_ms })
@@ -223,6 +229,7 @@ impl State {
                 Say::PutRevoke(v1::PutRevokeResponse::default())
             }
             Ask::Remove(remove) => {
+                self.floors.push(remove.floor);
                 let keys = remove.keys.unwrap();
                 let mut errors = Vec::new();
                 for (i, key) in keys.iter().unwrap().enumerate() {
@@ -247,7 +254,8 @@ impl State {
                 Say::ReleaseLease(v1::ReleaseLeaseResponse {})
             }
             Ask::List(list) => {
-                let objects = self.objects.iter().filter(|(key, _)| key.starts_with(&list.prefix) && key[..] > list.after[..]);
+                let objects =
+                    self.objects.iter().filter(|(key, _)| key.starts_with(&list.prefix) && key[..] > list.after[..]);
                 let objects = objects.map(|(key, o)| v1::ListedObject {
                     key: Bytes::copy_from_slice(key),
                     object_id: o.id,
@@ -266,7 +274,11 @@ impl State {
                         replicas: o
                             .replicas
                             .iter()
-                            .map(|r| v1::ReplicaStat { replica_id: r.replica_id, node_id: r.node_id, ..Default::default() })
+                            .map(|r| v1::ReplicaStat {
+                                replica_id: r.replica_id,
+                                node_id: r.node_id,
+                                ..Default::default()
+                            })
                             .collect(),
                         ..Default::default()
                     },
@@ -350,17 +362,17 @@ impl State {
     }
 
     fn put_end(&mut self, item: &v1::PutEndItem) -> v1::PutEndResult {
-        let error = |code: ErrorCode| v1::PutEndResult {
-            error: Some(Error::new(code, "told so").for_item(0)),
-            copies: 0,
-        };
+        let error =
+            |code: ErrorCode| v1::PutEndResult { error: Some(Error::new(code, "told so").for_item(0)), copies: 0 };
         let Some(object) = self.objects.get_mut(&item.key[..]).filter(|o| o.id == item.object_id) else {
             return error(ErrorCode::GrantLost);
         };
         if !object.complete {
             let stored = |replica: &v1::Replica| {
                 item.replicas.iter().any(|s| {
-                    s.replica_id == replica.replica_id && s.outcome() == v1::ReplicaOutcome::Stored && s.proof.len() == 16
+                    s.replica_id == replica.replica_id
+                        && s.outcome() == v1::ReplicaOutcome::Stored
+                        && s.proof.len() == 16
                 })
             };
             object.replicas.retain(stored);

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use tidepool_proto::{Address, Error, ErrorCode, object};
-use tidepool_transport::{
-    Engine, ReadItem, StatsSnapshot, WriteError, WriteItem, WriteOutcome, WriteReply,
-};
+use tidepool_transport::{Engine, ReadItem, StatsSnapshot, WriteError, WriteItem, WriteOutcome, WriteReply};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mood {
@@ -25,6 +23,8 @@ pub enum Mood {
     Slow(Duration),
     /// Writes are aborted by a fence.
     Fence,
+    /// Requests wait, counted in `held`, until the mood changes.
+    Hold,
 }
 
 pub struct FakeNodes {
@@ -37,6 +37,7 @@ pub struct FakeNode {
     pub extents: HashMap<u64, Vec<u8>>,
     pub reads: u64,
     pub writes: u64,
+    pub held: u64,
 }
 
 pub fn address_of(node: u64) -> Address {
@@ -45,7 +46,7 @@ pub fn address_of(node: u64) -> Address {
 
 impl FakeNodes {
     pub fn new(count: usize) -> FakeNodes {
-        let node = || FakeNode { mood: Mood::Serve, extents: HashMap::new(), reads: 0, writes: 0 };
+        let node = || FakeNode { mood: Mood::Serve, extents: HashMap::new(), reads: 0, writes: 0, held: 0 };
         FakeNodes { nodes: Mutex::new((1..=count as u64).map(|n| (address_of(n), node())).collect()) }
     }
     pub fn addresses(&self) -> Vec<(u64, Address)> {
@@ -80,6 +81,13 @@ impl FakeEngine {
                 tokio::time::sleep_until(until.into()).await;
                 (until == deadline).then(|| Error::new(ErrorCode::DeadlineExceeded, "no answer"))
             }
+            Mood::Hold => {
+                self.nodes.nodes.lock().unwrap().get_mut(peer).unwrap().held += 1;
+                while self.nodes.mood_at(peer) == Mood::Hold && Instant::now() < deadline {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                (Instant::now() >= deadline).then(|| Error::new(ErrorCode::DeadlineExceeded, "no answer"))
+            }
             _ => None,
         }
     }
@@ -110,15 +118,11 @@ impl Engine for FakeEngine {
                         stored[last] ^= 1;
                     }
                     Mood::Foreign => {
-                        let payload = vec![0xaa; item.access.length as usize];
-                        let at = object::prefix_bytes(payload.len() as u64) as usize;
-                        let length = stored.len() - object::prefix_bytes((stored.len() - at.min(stored.len())) as u64) as usize;
-                        let other = vec![0xaa; length];
-                        let hash = object::key_hash("", b"another");
                         let header = object::Header::decode(&stored).unwrap();
-                        let mut foreign = object::build_prefix(header.history, header.object, hash, &[&other[..header.length as usize]]);
-                        foreign.extend_from_slice(&other[..header.length as usize]);
-                        stored = foreign;
+                        let other = vec![0xaa; header.length as usize];
+                        let hash = object::key_hash("", b"another");
+                        stored = object::build_prefix(header.history, header.object, hash, &[&other]);
+                        stored.extend_from_slice(&other);
                     }
                     _ => {}
                 }
@@ -151,7 +155,8 @@ impl Engine for FakeEngine {
             let node = nodes.get_mut(peer).unwrap();
             let write = |item: WriteItem| {
                 node.writes += 1;
-                let abort = |error: Error| WriteReply { outcome: WriteOutcome::Aborted, error: Some(error), proof: [2; 16] };
+                let abort =
+                    |error: Error| WriteReply { outcome: WriteOutcome::Aborted, error: Some(error), proof: [2; 16] };
                 if node.mood == Mood::Fence {
                     return Ok(abort(Error::new(ErrorCode::Fenced, "fenced")));
                 }

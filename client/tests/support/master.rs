@@ -73,10 +73,8 @@ impl FakeMaster {
 
     fn serve(&mut self, listener: std::net::TcpListener) {
         listener.set_nonblocking(true).unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let service =
-            Service { number: self.number, directory: self.directory.clone(), frozen: self.frozen.clone() };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let service = Service { number: self.number, directory: self.directory.clone(), frozen: self.frozen.clone() };
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             let service = ClientServiceServer::new(service);
