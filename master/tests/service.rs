@@ -112,10 +112,10 @@ async fn a_larger_put_finds_room_among_smaller_objects() {
 #[tokio::test]
 async fn a_put_into_a_pool_of_leased_objects_ends_no_space_by_its_deadline() {
     let quorum = Quorum::start(|_| {}).await;
-    let (node, mut client) = (quorum.datanode(2 * MIB).await, quorum.client().await);
-    client.put(b"leased", MIB, &node).await;
+    let (node, mut client) = (quorum.datanode(4 * MIB).await, quorum.client().await);
+    client.put(b"leased", 3 * MIB / 2, &node).await;
     client.exist(&[b"leased"], v1::LeaseMode::Grant, 60_000).await;
-    let item = v1::PutStartItem { key: b"big"[..].into(), length: 3 * MIB / 2, token: vec![1; 16].into() };
+    let item = v1::PutStartItem { key: b"big"[..].into(), length: 3 * MIB, token: vec![1; 16].into() };
     let request = v1::PutStartRequest { session_id: client.session, items: vec![item], ..Default::default() };
     let body = Some(Ask::PutStart(request));
     let request = v1::ClientRequest { id: 1, remaining_ms: 300, tenant: String::new(), body };

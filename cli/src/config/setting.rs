@@ -222,7 +222,7 @@ pub static SETTINGS: &[Setting] = &[
         Section::Master,
         "lease_ttl_max",
         Kind::Duration,
-        "60s",
+        "10s",
         "longest read lease; replicated when the first leader takes office",
     ),
     setting(

@@ -136,11 +136,6 @@ impl LeaseTable {
         self.leases.len()
     }
 
-    /// Whether there is no entry.
-    pub fn is_empty(&self) -> bool {
-        self.leases.is_empty()
-    }
-
     /// Bytes under lease.
     pub fn leased_bytes(&self) -> u64 {
         self.leased_bytes.load(Ordering::Relaxed)

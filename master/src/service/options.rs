@@ -63,7 +63,7 @@ impl MasterOptions {
             members,
             election: ElectionProfile::Default,
             lease_ttl_default: Duration::from_secs(10),
-            lease_ttl_max: Duration::from_secs(60),
+            lease_ttl_max: Duration::from_secs(10),
             put_start_discard_timeout: Duration::from_secs(30),
             failover_reclaim: FailoverReclaim::Allow,
             node_heartbeat_interval: Duration::from_millis(200),

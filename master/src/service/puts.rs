@@ -15,7 +15,7 @@ use super::core::{Service, unexpected, uuid};
 use super::leases::Marks;
 use super::options::BATCH_ITEMS_MAX;
 use super::reads::addresses;
-use super::room::{self, Need};
+use super::room;
 use super::tenure::Tenure;
 use crate::directory::{
     Grant, Op, Outcome, PutEnd, PutStart, ReplicaEnd, ReplicaMode, ReplicaStatus, SessionId, Statuses, TenantId, Token,
@@ -130,7 +130,7 @@ impl<'a> Batch<'a> {
             if free < total {
                 tenure.set_reserve_gone(true);
             }
-            Some(room::oldest(service, tenure, total, Need::Put))
+            Some(room::oldest(service, tenure, total))
         } else {
             None
         };

@@ -2,7 +2,9 @@
 //!
 //! Victims are the oldest COMPLETE objects that nobody leases; each is marked before it is proposed, so no lease can
 //! appear between the look and the entry (L1). In the first lease window of a term the predecessor's leases are
-//! unknown: older objects are taken only when the reserve is gone, and only if the setting allows it (L4).
+//! unknown: the reserve is lived on and not refilled, and objects from before the term are taken only when it is gone,
+//! and only if the setting allows it (L4). They then go oldest first like any others: taking this term's objects before
+//! them would throw away everything just written, which is what the cache is needed for after a failover.
 
 use std::sync::Arc;
 
@@ -21,15 +23,6 @@ const PAGES_MAX: usize = 8;
 const VICTIMS_MAX: usize = 4_096;
 /// Bytes evicted by one round of background eviction.
 const ROUND_BYTES_MAX: u64 = 256 << 20;
-
-/// How urgently space is needed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Need {
-    /// The reserve is to be refilled: nothing that may be leased is touched.
-    Reserve,
-    /// A put is waiting.
-    Put,
-}
 
 /// Victims found, marked for as long as `marks` lives.
 pub struct Victims {
@@ -52,10 +45,10 @@ impl Victims {
 }
 
 /// Whether this object may be evicted now, and whether that may break a predecessor's lease.
-fn admit(service: &Service, tenure: &Tenure, object: ObjectId, need: Need, marks: &mut Marks, now_ms: u64) -> bool {
+fn admit(service: &Service, tenure: &Tenure, object: ObjectId, marks: &mut Marks, now_ms: u64) -> bool {
     if tenure.may_be_leased_by_predecessor(object) {
         let allowed = service.options().failover_reclaim == FailoverReclaim::Allow;
-        if need == Need::Reserve || !allowed || !tenure.reserve_gone() {
+        if !allowed || !tenure.reserve_gone() {
             return false;
         }
         if marks.mark(object, now_ms) == Marked::Yes {
@@ -68,7 +61,7 @@ fn admit(service: &Service, tenure: &Tenure, object: ObjectId, need: Need, marks
 }
 
 /// Finds and marks the oldest objects whose bytes reach `bytes`.
-pub fn oldest(service: &Service, tenure: &Tenure, bytes: u64, need: Need) -> Victims {
+pub fn oldest(service: &Service, tenure: &Tenure, bytes: u64) -> Victims {
     let mut victims = Victims::none(tenure);
     let now_ms = tenure.now_ms();
     let mut cursor = tenure.victim_cursor();
@@ -79,7 +72,7 @@ pub fn oldest(service: &Service, tenure: &Tenure, bytes: u64, need: Need) -> Vic
             break;
         }
         let page = service.directory().oldest_victims(cursor, bytes - collected, limit, |victim| {
-            admit(service, tenure, victim.object, need, &mut victims.marks, now_ms)
+            admit(service, tenure, victim.object, &mut victims.marks, now_ms)
         });
         collected += page.bytes;
         victims.found.extend(page.victims);
@@ -99,7 +92,7 @@ pub fn neighbours(service: &Service, tenure: &Tenure, payload_bytes: u64) -> Vic
     let found = service.directory().neighbour_victims(extent_bytes(payload_bytes), |victim| {
         let object = victim.object;
         victims.marks.objects().contains(&object)
-            || admit(service, tenure, object, Need::Put, &mut victims.marks, now_ms)
+            || admit(service, tenure, object, &mut victims.marks, now_ms)
     });
     victims.found = found.unwrap_or_default();
     victims
@@ -116,14 +109,15 @@ pub async fn refill_reserve(service: &Arc<Service>, tenure: &Tenure, put_bytes_p
     let counts = service.directory().counts();
     let lease_ttl_max_ms = service.lease_ttl_max().as_millis() as u64;
     let reserve = reserve_bytes(counts.capacity_bytes, put_bytes_per_second, lease_ttl_max_ms);
-    if counts.free_bytes > 0 {
-        tenure.set_reserve_gone(false);
+    if tenure.in_first_window() {
+        return Ok(0);
     }
+    tenure.set_reserve_gone(false);
     let short = reserve.saturating_sub(counts.free_bytes).min(ROUND_BYTES_MAX);
     if short == 0 {
         return Ok(0);
     }
-    let victims = oldest(service, tenure, short, Need::Reserve);
+    let victims = oldest(service, tenure, short);
     if victims.found.is_empty() {
         return Ok(0);
     }

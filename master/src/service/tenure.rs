@@ -150,11 +150,6 @@ impl Tenure {
         self.over.send_replace(true);
     }
 
-    /// Whether it has ended.
-    pub fn is_over(&self) -> bool {
-        *self.over.borrow()
-    }
-
     /// Resolves when it ends.
     pub async fn ended(&self) {
         let mut over = self.over.subscribe();

@@ -109,6 +109,7 @@ impl Datanode {
             sequence,
             fenced_replicas: fenced,
             verdicts: Vec::new(),
+            identity: None,
         }
     }
 }
