@@ -212,6 +212,13 @@ where
     }
 }
 
+/// An installed snapshot may have reset the counter meanwhile.
+fn subtract(counter: &AtomicU64, amount: u64) {
+    let covered = |value: u64| Some(value.saturating_sub(amount));
+    // The closure never refuses.
+    let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, covered);
+}
+
 fn as_openraft(file: SnapshotFile) -> Snapshot {
     Snapshot { meta: file.meta().clone(), snapshot: file }
 }
@@ -239,8 +246,8 @@ where
             .await
             .map_err(|e| self.shared.storage_failed(e))?;
         let file = written.map_err(|e| self.shared.storage_failed(e))?;
-        self.shared.bytes_since_snapshot.fetch_sub(self.covers.0, Ordering::Relaxed);
-        self.shared.entries_since_snapshot.fetch_sub(self.covers.1, Ordering::Relaxed);
+        subtract(&self.shared.bytes_since_snapshot, self.covers.0);
+        subtract(&self.shared.entries_since_snapshot, self.covers.1);
         tracing::info!(path = %file.path().display(), bytes = file.length(), "snapshot written");
         Ok(as_openraft(file))
     }

@@ -127,7 +127,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
         let (mut seen, mut missing) = (Vec::new(), Vec::new());
         for (member, answer) in answers {
             match answer {
-                Ok(answer) => seen.push(understand(member, answer)?),
+                Ok(answer) => match understand(member, answer) {
+                    Ok(one) => seen.push(one),
+                    Err(error) if passes(&error) => missing.push(format!("node {} at {}: {error}", member.node_id, member.address)),
+                    Err(error) => return Err(error),
+                },
                 Err(LinkError::Refused(error)) => return Err(error),
                 Err(error) => missing.push(format!("node {} at {}: {error}", member.node_id, member.address)),
             }
@@ -174,7 +178,13 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
         for (member, answer) in answers {
             match answer {
                 Ok(v1::PrepareResponse { error: None, .. }) => {}
-                Ok(v1::PrepareResponse { error: Some(error), .. }) => return Err(error.into()),
+                Ok(v1::PrepareResponse { error: Some(error), .. }) => {
+                    let error = Error::from(error);
+                    if !passes(&error) {
+                        return Err(error);
+                    }
+                    missing.push(format!("node {} at {}: {error}", member.node_id, member.address));
+                }
                 Err(error) => missing.push(format!("node {} at {}: {error}", member.node_id, member.address)),
             }
         }
@@ -211,6 +221,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
         };
         C::blocking(write).await.map_err(failed)?.map_err(failed)
     }
+}
+
+/// Whether an answer is about the moment, not about the configuration.
+fn passes(error: &Error) -> bool {
+    error.code().is_retryable() || error.code() == ErrorCode::StorageFailed
 }
 
 fn understand(member: &Member, answer: v1::HandshakeResponse) -> Result<Seen, Error> {

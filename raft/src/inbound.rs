@@ -145,7 +145,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             .ok_or_else(|| refuse("a bootstrap must name every member's data directory".to_owned()))?;
         let record = self.shared.identity.record();
         if roster.iter().any(|(id, store)| *id == record.node_id && *store != own) {
-            return Err(refuse(format!("node {} has another data directory than the bootstrap saw; it will be tried again", record.node_id)));
+            let message = format!("node {} has another data directory than the bootstrap saw; it will be tried again", record.node_id);
+            return Err(Error::new(ErrorCode::Unavailable, message));
         }
         Ok(roster)
     }

@@ -107,6 +107,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         node
     }
 
+    pub(crate) fn raft(&self) -> &Raft<C, Adapter<C, M>> {
+        &self.inner.parts.raft
+    }
+
     /// Follows openraft, reports its end, and compacts the log, until the node stops.
     fn start_background(&self) {
         let inner = &self.inner;
@@ -275,7 +279,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         }
         let _gate = Gate(&inner.handing_over);
         let raft = &inner.parts.raft;
-        let target = choose(&raft.metrics().borrow_watched(), to.map(|id| id.0), profile)?;
+        let target = self.choose_target(to.map(|id| id.0)).await?;
         let wait = raft.wait(Some(catch_up_limit(profile)));
         let caught_up = wait.metrics(
             |m| m.running_state.is_err() || !m.state.is_leader() || lacks(m, target) == Some(0),
@@ -306,6 +310,21 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             }
             Err(openraft::metrics::WaitError::Timeout(..)) => Err(TransferError::TimedOut(NodeId(target))),
             Err(error) => Err(fatal(&error)),
+        }
+    }
+
+    /// Whoever can take over at once. With the gate closed a standby soon is where it must be, or never.
+    async fn choose_target(&self, asked: Option<u64>) -> Result<u64, TransferError> {
+        let profile = self.inner.parts.options.election;
+        let deadline = <C::AsyncRuntime as AsyncRuntime>::Instant::now() + catch_up_limit(profile);
+        loop {
+            let chosen = choose(&self.inner.parts.raft.metrics().borrow_watched(), asked, profile);
+            match chosen {
+                Err(TransferError::NotReady(_)) if <C::AsyncRuntime as AsyncRuntime>::Instant::now() < deadline => {
+                    C::AsyncRuntime::sleep(profile.heartbeat() / 4).await;
+                }
+                chosen => return chosen,
+            }
         }
     }
 

@@ -1,0 +1,195 @@
+//! Starting, killing and watching members.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tidepool_proto::{Address, NodeId};
+use tidepool_raft::{Leadership, Member, Node, OpenError, Options, Role};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_stream::wrappers::TcpListenerStream;
+
+use crate::ledger::Ledger;
+
+/// Nothing here may take longer on the slowest machine; nothing waits for it to pass.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct Running {
+    pub node: Node<Ledger>,
+    server: JoinHandle<()>,
+    /// What `Node::run` came to.
+    pub taking_part: JoinHandle<Result<(), OpenError>>,
+}
+
+pub struct Quorum {
+    pub members: Vec<Member>,
+    dirs: BTreeMap<u64, TempDir>,
+    listeners: BTreeMap<u64, TcpListener>,
+    pub running: BTreeMap<u64, Running>,
+    adjust: fn(&mut Options),
+}
+
+impl Quorum {
+    /// `size` members with their addresses, none started.
+    pub async fn new(size: u64, adjust: fn(&mut Options)) -> Quorum {
+        let mut quorum = Quorum { members: Vec::new(), dirs: BTreeMap::new(), listeners: BTreeMap::new(), running: BTreeMap::new(), adjust };
+        for id in 1..=size {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            quorum.members.push(Member { node_id: NodeId(id), address: Address::new("127.0.0.1", port).unwrap() });
+            quorum.listeners.insert(id, listener);
+            quorum.dirs.insert(id, tempfile::tempdir().unwrap());
+        }
+        quorum
+    }
+
+    /// Three members that lead and follow.
+    pub async fn started(adjust: fn(&mut Options)) -> Quorum {
+        let mut quorum = Quorum::new(3, adjust).await;
+        for id in 1..=3 {
+            quorum.start(id).await.unwrap();
+        }
+        quorum.leader().await;
+        quorum
+    }
+
+    pub fn options(&self, id: u64) -> Options {
+        let own = self.members.iter().find(|m| m.node_id.0 == id).unwrap();
+        let mut options = Options::new(own.node_id, self.dirs[&id].path().to_owned(), own.address.clone(), self.members.clone());
+        (self.adjust)(&mut options);
+        options
+    }
+
+    pub fn socket(&self, id: u64) -> SocketAddr {
+        let own = self.members.iter().find(|m| m.node_id.0 == id).unwrap();
+        own.address.to_string().parse().unwrap()
+    }
+
+    pub async fn start(&mut self, id: u64) -> Result<Node<Ledger>, OpenError> {
+        let options = self.options(id);
+        let node = Node::open(options, Arc::new(Ledger::default())).await?;
+        let listener = match self.listeners.remove(&id) {
+            Some(listener) => listener,
+            None => rebind(self.socket(id)).await,
+        };
+        let service = node.grpc();
+        let server = tokio::spawn(async move {
+            let server = tonic::transport::Server::builder().tcp_nodelay(true).add_service(service);
+            server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+        });
+        let taking_part = tokio::spawn({
+            let node = node.clone();
+            async move { node.run().await }
+        });
+        self.running.insert(id, Running { node: node.clone(), server, taking_part });
+        Ok(node)
+    }
+
+    /// Ends a member. Its directory stays.
+    pub async fn kill(&mut self, id: u64) {
+        let Some(running) = self.running.remove(&id) else { return };
+        running.server.abort();
+        running.taking_part.abort();
+        // Ended, the server has let go of its port.
+        drop(running.server.await);
+        drop(running.taking_part.await);
+        running.node.shutdown().await;
+        drop(running.node);
+    }
+
+    /// Starts a member whose earlier life just ended: its database may take a moment to be let go.
+    pub async fn restart(&mut self, id: u64) -> Node<Ledger> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match self.start(id).await {
+                Ok(node) => return node,
+                Err(error) if Instant::now() < deadline && error.to_string().contains("lock") => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                Err(error) => panic!("node {id} does not come back: {error}"),
+            }
+        }
+    }
+
+    pub fn wipe(&mut self, id: u64) {
+        self.dirs.insert(id, tempfile::tempdir().unwrap());
+    }
+
+    /// Takes the address of a dead member: connections are accepted and never answered.
+    pub async fn mute(&self, id: u64) -> JoinHandle<()> {
+        let listener = rebind(self.socket(id)).await;
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                open.push(stream);
+            }
+        })
+    }
+
+    pub fn node(&self, id: u64) -> Node<Ledger> {
+        self.running[&id].node.clone()
+    }
+
+    /// Who leads, once somebody does.
+    pub async fn leader(&self) -> (Node<Ledger>, u64) {
+        let leads = || {
+            let standing = self.running.values().map(|r| (r.node.clone(), r.node.watch_leadership().borrow().clone()));
+            standing.filter(|(_, l)| l.role == Role::Leader).max_by_key(|(_, l)| l.term).map(|(node, l)| (node, l.term))
+        };
+        until("somebody leads", leads).await
+    }
+
+    /// Proposes until somebody takes it.
+    pub async fn put(&self, id: u64) -> u64 {
+        let deadline = Instant::now() + LIMIT;
+        while Instant::now() < deadline {
+            let (node, term) = self.leader().await;
+            if let Ok(Ok(applied)) = tokio::time::timeout(Duration::from_secs(2), node.propose(Ledger::payload(id), term)).await {
+                return applied.at.index;
+            }
+        }
+        panic!("nobody took proposal {id}");
+    }
+
+    /// Waits until all running members hold the same, up to `index`.
+    pub async fn converge(&self, index: u64) {
+        until("all applied the last proposal", || {
+            self.running.values().all(|r| r.node.status().applied_index >= index).then_some(())
+        })
+        .await;
+        let mut books = self.running.values().map(|r| r.node.machine().entries());
+        let first = books.next().unwrap();
+        assert!(books.all(|book| book == first), "members hold different states");
+    }
+}
+
+/// Waits for a condition.
+pub async fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = check() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn rebind(address: SocketAddr) -> TcpListener {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) => assert!(Instant::now() < deadline, "{address} stays taken: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+pub fn standing(node: &Node<Ledger>) -> Leadership {
+    node.watch_leadership().borrow().clone()
+}
