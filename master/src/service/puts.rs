@@ -227,7 +227,7 @@ fn note_evicted(service: &Service, grant: &Grant) {
 /// A grant as the client gets it: signed for as long as it cannot be preempted.
 fn granted(service: &Service, tenure: &Tenure, grant: &Grant) -> v1::PutGrant {
     let (secret, history) = (service.secret(), service.history());
-    let expires = expiry(service, grant.started);
+    let expires = LogTime(grant.started.0 + grant_valid_ms(service));
     let replicas = grant.replicas.iter().map(|place| {
         let capability = Capability {
             verb: Verb::Write,
@@ -250,8 +250,9 @@ fn granted(service: &Service, tenure: &Tenure, grant: &Grant) -> v1::PutGrant {
     }
 }
 
-fn expiry(service: &Service, started: LogTime) -> LogTime {
-    LogTime(started.0 + service.directory().config().config.put_start_discard_timeout_ms)
+/// How long after its start a grant may be used, in log time: until it may be preempted.
+fn grant_valid_ms(service: &Service) -> u64 {
+    service.directory().config().config.put_start_discard_timeout_ms
 }
 
 /// Ends a batch of puts.
@@ -328,12 +329,14 @@ fn ending(
 fn statuses(service: &Service, item: &v1::PutEndItem) -> Result<Statuses, Error> {
     let object = ObjectId(item.object_id);
     let (secret, history) = (service.secret(), service.history());
+    let valid_ms = grant_valid_ms(service);
+    // The closure runs under the shard's lock and must not call the directory.
     service.directory().with_object_id(object, |view| {
         let Some(view) = view else {
             // Gone: the op itself answers GRANT_LOST, by the log.
             return Ok(Statuses::new());
         };
-        let expires = expiry(service, view.started);
+        let expires = LogTime(view.started.0 + valid_ms);
         let mut statuses = Statuses::new();
         for status in &item.replicas {
             let replica = ReplicaId(status.replica_id);
