@@ -243,3 +243,26 @@ async fn case_086_bad_peers_are_dialled_rarely_and_others_not_disturbed() {
     }
     assert_eq!(engine.stats().connections_open, 1);
 }
+
+/// User report 40: values above 2 GiB came back truncated. Needs 5 GiB of memory: `--run-ignored`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs 5 GiB of memory"]
+async fn case_040_a_value_above_two_gib_is_whole() {
+    const LENGTH: usize = (2 << 30) + 1;
+    let marks = [0, (1 << 30) - 7, (2 << 30) - 13, LENGTH - 14];
+    let memory = TestMemory::new(LENGTH);
+    let served = Served::start(memory.clone()).await;
+    let engine = TcpEngine::new(options());
+    let mut source = vec![0u8; LENGTH];
+    for (i, &at) in marks.iter().enumerate() {
+        source[at..at + 14].copy_from_slice(&pattern(i as u64, 14));
+    }
+    let items = vec![write_item(&memory, 1, 0, vec![source.into()])];
+    engine.write(&served.address, items, patient()).await.remove(0).unwrap();
+    let (buffer, part) = skewed(LENGTH, 0);
+    engine.read(&served.address, vec![read_item(&memory, 1, 0, vec![part])], patient()).await.remove(0).unwrap();
+    let bytes = taken(buffer);
+    for (i, &at) in marks.iter().enumerate() {
+        assert_eq!(bytes[at..at + 14], pattern(i as u64, 14), "at {at}");
+    }
+}

@@ -14,14 +14,15 @@ use tokio::time::timeout_at;
 use super::connection::Connection;
 use super::exchange::{Exchange, ReadExchange, WriteExchange};
 use super::frames::{self, Frame, Piece};
+use super::io_threads::IoThreads;
 use super::options::{DataIdentity, ITEM_BYTES_MAX, TcpOptions};
 use super::peer::Peer;
 use crate::engine::{Engine, ReadItem, WriteError, WriteItem};
 use crate::memory::WriteReply;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// The tcp engine. A clone is another handle of the same connections. Calls must run in a tokio runtime, always the
-/// same one: its connections live there.
+/// The tcp engine. A clone is another handle of the same connections, which live on the engine's own threads. Calls
+/// may come from any tokio runtime with a timer.
 #[derive(Clone)]
 pub struct TcpEngine {
     shared: Arc<Shared>,
@@ -30,6 +31,7 @@ pub struct TcpEngine {
 struct Shared {
     options: Arc<TcpOptions>,
     identity: Mutex<DataIdentity>,
+    threads: Result<Arc<IoThreads>, Error>,
     peers: Mutex<HashMap<Address, Arc<Peer>>>,
     stats: Arc<Stats>,
 }
@@ -56,8 +58,9 @@ impl TcpEngine {
     /// An engine without connections.
     pub fn new(options: TcpOptions) -> TcpEngine {
         let identity = Mutex::new(options.identity);
+        let threads = IoThreads::start("tp-data", options.io_threads).map(Arc::new);
         let options = Arc::new(options);
-        let shared = Shared { options, identity, peers: Mutex::default(), stats: Arc::default() };
+        let shared = Shared { options, identity, threads, peers: Mutex::default(), stats: Arc::default() };
         TcpEngine { shared: Arc::new(shared) }
     }
 
@@ -100,9 +103,10 @@ impl TcpEngine {
         let total = items.iter().fold(0u64, |sum, (_, item)| sum.saturating_add(item.length()));
         let options = &self.shared.options;
         let wanted = if total >= options.stripe_bytes_min { options.stripes.max(1) } else { 1 };
+        let threads = self.shared.threads.as_ref().map_err(Error::clone)?;
         let identity = *self.shared.identity.lock();
         let peer = self.peer(address);
-        let mut stripes = peer.connections(wanted, options, identity, &self.shared.stats).await?;
+        let mut stripes = peer.connections(wanted, options, identity, threads, &self.shared.stats).await?;
         stripes.sort_by_key(|connection| connection.pending_bytes());
         stripes.truncate(wanted);
         let frames = frames::cut(items, stripes.len());

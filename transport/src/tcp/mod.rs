@@ -17,6 +17,7 @@ mod engine;
 mod exchange;
 mod frames;
 mod handshake;
+mod io_threads;
 mod options;
 mod peer;
 mod server;

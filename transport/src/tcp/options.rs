@@ -50,6 +50,8 @@ pub struct TcpOptions {
     pub identity: DataIdentity,
     /// Connections to one peer.
     pub stripes: usize,
+    /// Threads that drive the connections.
+    pub io_threads: usize,
     /// Bytes from which a batch is spread over the stripes.
     pub stripe_bytes_min: u64,
     /// Longest dial, handshake included.
@@ -78,6 +80,7 @@ impl TcpOptions {
         TcpOptions {
             identity,
             stripes: 2,
+            io_threads: super::io_threads::default_count(),
             stripe_bytes_min: 1 << 20,
             connect_timeout: Duration::from_millis(250),
             in_flight_frames_max: 128,
@@ -97,6 +100,8 @@ impl TcpOptions {
 pub struct TcpServerOptions {
     /// Who serves. Zero cluster or history: nobody is let in yet.
     pub identity: DataIdentity,
+    /// Threads that drive the connections.
+    pub io_threads: usize,
     /// Connections served at once; further ones are refused in the handshake.
     pub connections_max: usize,
     /// Longest handshake.
@@ -116,6 +121,7 @@ impl TcpServerOptions {
     pub fn new(identity: DataIdentity) -> TcpServerOptions {
         TcpServerOptions {
             identity,
+            io_threads: super::io_threads::default_count(),
             connections_max: 4096,
             handshake_timeout: Duration::from_secs(2),
             stall_timeout: Duration::from_secs(10),

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::connection::Connection;
 use super::dialer::{Backoff, Dialer};
+use super::io_threads::IoThreads;
 use super::options::{DataIdentity, TcpOptions};
 use super::{handshake, socket};
 use crate::stats::Stats;
@@ -52,6 +53,7 @@ impl Peer {
         wanted: usize,
         options: &Arc<TcpOptions>,
         identity: DataIdentity,
+        threads: &Arc<IoThreads>,
         stats: &Arc<Stats>,
     ) -> Result<Vec<Arc<Connection>>, Error> {
         let open = self.open_stripes();
@@ -74,14 +76,18 @@ impl Peer {
             self.dialer.admit(Instant::now()).map_err(|e| self.named(&e))?;
         }
         let (peer, options, stats) = (self.clone(), options.clone(), stats.clone());
-        let dialled = tokio::spawn(async move {
+        let others = threads.clone();
+        let dialled = threads.pick().spawn(async move {
             let _turn = turn;
+            let mut thread = tokio::runtime::Handle::current();
             loop {
                 let open = peer.open_stripes();
                 if open.len() >= wanted {
                     return Ok(open);
                 }
-                match peer.dial(&options, identity, &stats).await {
+                // A connection lives on the thread that dials it; the stripes are spread over the threads.
+                let dial = thread.spawn(peer.clone().dial(options.clone(), identity, stats.clone()));
+                match dial.await.unwrap_or_else(|_| Err(peer.cut_short())) {
                     Ok(connection) => peer.stripes.lock().push(connection),
                     Err(error) => {
                         Stats::add(&stats.connections_failed, 1);
@@ -89,12 +95,14 @@ impl Peer {
                         return if open.is_empty() { Err(peer.named(&error)) } else { Ok(open) };
                     }
                 }
+                thread = others.pick().clone();
             }
         });
-        match dialled.await {
-            Ok(result) => result,
-            Err(_) => Err(Error::new(ErrorCode::Unavailable, format!("dialling {} was cut short", self.address))),
-        }
+        dialled.await.unwrap_or_else(|_| Err(self.cut_short()))
+    }
+
+    fn cut_short(&self) -> Error {
+        Error::new(ErrorCode::Unavailable, format!("dialling {} was cut short", self.address))
     }
 
     fn named(&self, error: &Error) -> Error {
@@ -103,20 +111,20 @@ impl Peer {
     }
 
     async fn dial(
-        self: &Arc<Self>,
-        options: &Arc<TcpOptions>,
+        self: Arc<Self>,
+        options: Arc<TcpOptions>,
         identity: DataIdentity,
-        stats: &Arc<Stats>,
+        stats: Arc<Stats>,
     ) -> Result<Arc<Connection>, Error> {
         let limit = options.connect_timeout;
-        let stream = match timeout(limit, self.open(options, identity)).await {
+        let stream = match timeout(limit, self.open(&options, identity)).await {
             Ok(stream) => stream?,
             Err(_) => {
                 let what = format!("no connection within {} ms", limit.as_millis());
                 return Err(Error::new(ErrorCode::TransferFailed, what));
             }
         };
-        let (peer, backoff) = (Arc::downgrade(self), backoff(options));
+        let (peer, backoff) = (Arc::downgrade(&self), backoff(&options));
         let on_end = move |error: &Error, opened: Instant, answered: bool| {
             if let Some(peer) = peer.upgrade() {
                 peer.dialer.ended(Instant::now(), backoff, opened, answered, error);
@@ -127,7 +135,7 @@ impl Peer {
             stream,
             options.in_flight_frames_max,
             options.stall_timeout,
-            stats.clone(),
+            stats,
             Box::new(on_end),
         ))
     }

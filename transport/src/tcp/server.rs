@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout};
 use super::options::{DataIdentity, TcpServerOptions};
 use super::socket::{Ranges, Window, send, send_bytes, wait};
 use super::wire::{self, HEADER_BYTES, Kind, Request};
+use super::io_threads::IoThreads;
 use super::{handshake, server_read, server_write, socket};
 use crate::memory::Memory;
 use crate::stats::{Stats, StatsSnapshot};
@@ -24,12 +25,23 @@ use crate::stats::{Stats, StatsSnapshot};
 #[derive(Clone)]
 pub struct TcpServer {
     shared: Arc<Shared>,
+    _last: Arc<CloseOnDrop>,
+}
+
+/// Connections hold the server's insides; they end with its last handle.
+struct CloseOnDrop(Arc<Shared>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.close_all();
+    }
 }
 
 struct Shared {
     options: TcpServerOptions,
     identity: Mutex<DataIdentity>,
     memory: Arc<dyn Memory>,
+    threads: Result<IoThreads, Error>,
     connections: Mutex<HashMap<u64, AbortHandle>>,
     next: AtomicU64,
     open: watch::Sender<usize>,
@@ -83,6 +95,7 @@ impl TcpServer {
     pub fn new(options: TcpServerOptions, memory: Arc<dyn Memory>) -> TcpServer {
         let shared = Shared {
             identity: Mutex::new(options.identity),
+            threads: IoThreads::start("tp-serve", options.io_threads),
             options,
             memory,
             connections: Mutex::default(),
@@ -90,11 +103,22 @@ impl TcpServer {
             open: watch::Sender::new(0),
             stats: Arc::default(),
         };
-        TcpServer { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        TcpServer { _last: Arc::new(CloseOnDrop(shared.clone())), shared }
     }
 
-    /// Serves a fresh connection on its own task. The data plane's magic may have been peeked but not read.
+    /// Serves a fresh connection on one of the server's threads. The data plane's magic may have been peeked but not
+    /// read.
     pub fn serve(&self, stream: TcpStream) {
+        let thread = match &self.shared.threads {
+            Ok(threads) => threads.pick(),
+            Err(error) => return tracing::error!(%error, "data connection refused"),
+        };
+        // The stream leaves the runtime that accepted it.
+        let stream = match stream.into_std() {
+            Ok(stream) => stream,
+            Err(error) => return tracing::debug!(%error, "data connection lost before its handshake"),
+        };
         let shared = self.shared.clone();
         let id = shared.next.fetch_add(1, Ordering::Relaxed);
         let admit = match *shared.open.borrow() {
@@ -110,9 +134,12 @@ impl TcpServer {
         let registered = Registered { shared: shared.clone(), id };
         // Held over the spawn, so that a task that ends at once finds its entry to remove.
         let mut connections = self.shared.connections.lock();
-        let task = tokio::spawn(async move {
+        let task = thread.spawn(async move {
             let _registered = registered;
-            shared.run(stream, admit).await;
+            match TcpStream::from_std(stream) {
+                Ok(stream) => shared.run(stream, admit).await,
+                Err(error) => tracing::debug!(%error, "data connection lost before its handshake"),
+            }
         });
         connections.insert(id, task.abort_handle());
     }
@@ -127,7 +154,7 @@ impl TcpServer {
 
     /// Ends every connection; puts that were arriving end as not received.
     pub fn close_all(&self) {
-        self.shared.connections.lock().values().for_each(AbortHandle::abort);
+        self.shared.close_all();
     }
 
     /// Ends every connection and waits until their tasks, and with them all tickets and guards, are gone.
@@ -150,6 +177,10 @@ impl TcpServer {
 }
 
 impl Shared {
+    fn close_all(&self) {
+        self.connections.lock().values().for_each(AbortHandle::abort);
+    }
+
     async fn run(&self, stream: TcpStream, admit: Result<(), Error>) {
         let peer = stream.peer_addr().map_or_else(|_| "an unknown peer".to_owned(), |peer| peer.to_string());
         let options = &self.options;

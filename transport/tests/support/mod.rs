@@ -13,7 +13,6 @@ use tidepool_transport::conformance::{Factory, Pair, Server};
 use tidepool_transport::tcp::{DataIdentity, TcpEngine, TcpOptions, TcpServer, TcpServerOptions};
 use tidepool_transport::{Engine, Memory};
 use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 pub fn identity(node: u64) -> DataIdentity {
@@ -26,21 +25,17 @@ pub fn options() -> TcpOptions {
     TcpOptions { connect_timeout: std::time::Duration::from_secs(10), ..TcpOptions::new(identity(0)) }
 }
 
-/// A served memory, on a runtime of its own: a call that blocks in it must not hold up the engine's tasks, as it
-/// would not from another process.
+/// A served memory.
 pub struct Served {
     pub server: TcpServer,
     pub socket: SocketAddr,
     pub address: Address,
     accepting: JoinHandle<()>,
-    runtime: Option<Runtime>,
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.accepting.abort();
     }
 }
 
@@ -51,20 +46,17 @@ impl Served {
 
     pub async fn with(options: TcpServerOptions, memory: Arc<dyn Memory>) -> Served {
         let server = TcpServer::new(options, memory);
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = listener.local_addr().unwrap();
-        let accepting = runtime.spawn({
+        let accepting = tokio::spawn({
             let server = server.clone();
             async move {
-                let listener = TcpListener::from_std(listener).unwrap();
                 while let Ok((stream, _)) = listener.accept().await {
                     server.serve(stream);
                 }
             }
         });
-        Served { server, socket, address: socket.to_string().parse().unwrap(), accepting, runtime: Some(runtime) }
+        Served { server, socket, address: socket.to_string().parse().unwrap(), accepting }
     }
 
     /// Stops listening and drops every connection.
