@@ -15,9 +15,10 @@ use tonic::Streaming;
 use crate::inspection::Inspector;
 use crate::life::Life;
 use crate::masters::{Client, Masters, status_error};
-use crate::membership::{Standing, is_forgotten, wire_identity};
+use crate::membership::Standing;
 use crate::metrics::Metrics;
 use crate::options::MasterTiming;
+use crate::registration::{is_forgotten, wire_identity};
 
 /// Acknowledgements, and verdicts, that one beat carries.
 const PER_BEAT_MAX: usize = 4096;
@@ -70,12 +71,21 @@ impl Beat<'_> {
                 Err(end) => return end,
             };
             tracing::info!(leader = %conversation.leader, term = answer.term, "following the leader");
-            self.standing.lock().leader = Some(conversation.leader.clone());
+            {
+                let mut standing = self.standing.lock();
+                standing.leader = Some(conversation.leader.clone());
+                standing.doing = "serving".into();
+            }
             let lost = match self.obey(answer, &inspector) {
                 Ok(()) => self.converse(&mut conversation, &inspector, &mut sequence).await,
                 Err(lost) => lost,
             };
-            self.standing.lock().leader = None;
+            self.life.writes().clock().lost();
+            {
+                let mut standing = self.standing.lock();
+                standing.leader = None;
+                standing.doing = "serving; looking for the leader".into();
+            }
             match lost {
                 Lost::Life(end) => return end,
                 Lost::Leader(hint, why) => {
@@ -165,7 +175,11 @@ impl Beat<'_> {
 
     /// Does what an answer says.
     fn obey(&self, answer: v1::HeartbeatResponse, inspector: &Inspector) -> Result<(), Lost> {
+        let term = self.life.writes().clock().term();
         if let Some(error) = answer.error.map(Error::from) {
+            if answer.term < term {
+                return Err(Lost::Leader(None, format!("it speaks for term {}, which is over: {error}", answer.term)));
+            }
             return Err(match error.code() {
                 ErrorCode::Fenced => Lost::Life(BeatEnd::Fenced(error)),
                 _ if is_forgotten(&error) => Lost::Life(BeatEnd::Forgotten(error)),
@@ -216,6 +230,11 @@ async fn greet(
         return Err(Error::new(ErrorCode::WrongCluster, "this master belongs to another cluster"));
     }
     if let Some(error) = answer.error.clone().map(Error::from) {
+        // A leader of the past may not know this incarnation yet; its word ends nothing.
+        if answer.term < term && (error.code() == ErrorCode::Fenced || is_forgotten(&error)) {
+            let what = format!("it speaks for term {}; term {term} was heard already", answer.term);
+            return Err(Error::new(ErrorCode::NotLeader, what));
+        }
         return if is_forgotten(&error) { Ok(Err(error)) } else { Err(error) };
     }
     if answer.term < term || answer.sequence != sequence {

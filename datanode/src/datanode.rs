@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::v1::datanode_service_server::DatanodeServiceServer;
 use tidepool_proto::{Address, Incarnation, NodeId};
 use tidepool_transport::tcp::{DataIdentity, TcpServer, TcpServerOptions};
@@ -92,6 +93,7 @@ struct Inner {
     standing: Arc<Mutex<Standing>>,
     wish: watch::Sender<Wish>,
     stopped: watch::Receiver<Option<StopReason>>,
+    server: TcpServer,
 }
 
 /// A running datanode. Cheap to clone; when the last clone is dropped it stops without leaving, as if killed.
@@ -143,6 +145,7 @@ impl Datanode {
         let listener = Listener { socket, data: server.clone(), rpc, limits: options.limits, metrics: metrics.clone() };
         tracing::info!(%advertise, segments = options.segments.len(), data_dir = %options.data_dir.display(), "datanode starts");
         let service = DatanodeServiceServer::new(Describe { payload: payload.clone() });
+        let handle_server = server.clone();
         tokio::spawn(async move {
             let accepting = tokio::spawn(listener.run());
             let answering = tokio::spawn(serve_rpc(service, ReceiverStream::new(rpc_streams)));
@@ -156,7 +159,17 @@ impl Datanode {
             // Fails only when every handle is gone: nobody asks any more.
             let _ = stop.send(Some(reason));
         });
-        Ok(Datanode { inner: Arc::new(Inner { address: advertise, payload, metrics, standing, wish, stopped }) })
+        Ok(Datanode {
+            inner: Arc::new(Inner {
+                address: advertise,
+                payload,
+                metrics,
+                standing,
+                wish,
+                stopped,
+                server: handle_server,
+            }),
+        })
     }
 
     /// The address others dial.
@@ -195,7 +208,7 @@ impl Datanode {
             prefaulted_bytes: segments().map(|s| s.prefaulted_bytes()).sum(),
             leader: standing.leader.map(|leader| leader.to_string()),
             term: life.as_ref().map_or(0, |life| life.writes().clock().term()),
-            log_time_ms: life.as_ref().map_or(0, |life| life.writes().clock().now().0),
+            log_time_ms: life.as_ref().map_or(0, |life| life.writes().clock().at(BootInstant::now()).0),
             last_beat_age_ms: age.map(|age| age.as_millis() as u64),
         }
     }
@@ -207,14 +220,25 @@ impl Datanode {
 
     /// Metrics of this node, brought up to date.
     pub fn metrics(&self) -> &prometheus::Registry {
+        let metrics = &self.inner.metrics;
         if let Some(life) = self.life() {
             let figures = life.writes().figures();
-            self.inner.metrics.open_writes.set(figures.open as i64);
-            self.inner.metrics.ended_grants.set(figures.ended as i64);
-            self.inner.metrics.fenced_replicas.set(figures.fenced as i64);
-            self.inner.metrics.fences_unacknowledged.set(figures.unacknowledged as i64);
+            metrics.open_writes.set(figures.open as i64);
+            metrics.ended_grants.set(figures.ended as i64);
+            metrics.fenced_replicas.set(figures.fenced as i64);
+            metrics.fences_unacknowledged.set(figures.unacknowledged as i64);
         }
-        &self.inner.metrics.registry
+        let data_plane = self.inner.server.stats();
+        metrics.data_connections_open.set(data_plane.connections_open as i64);
+        // Under the lock, so that two scrapes at once do not both add the same difference.
+        let standing = self.inner.standing.lock();
+        if let Some(beat) = standing.last_beat {
+            metrics.last_beat_age_seconds.set(beat.elapsed().as_secs_f64());
+        }
+        catch_up(&metrics.bad_frames, data_plane.bad_frames);
+        catch_up(&metrics.discarded_bytes, data_plane.bytes_discarded);
+        drop(standing);
+        &metrics.registry
     }
 
     /// Resolves when it has stopped, with the reason. After `Fenced` and `Fatal` the process must exit.
@@ -238,6 +262,10 @@ impl Datanode {
         self.inner.wish.send_replace(Wish::Vanish);
         self.stopped().await
     }
+}
+
+fn catch_up(counter: &prometheus::IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 async fn serve_rpc(
@@ -270,8 +298,6 @@ fn check(options: &DatanodeOptions) -> Result<(), DatanodeError> {
             options.segments.len()
         ));
     }
-    if options.segments.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes)).is_none() {
-        return bad("the segments add up to more than 2^64 bytes".into());
-    }
+    crate::host_memory::check(&options.segments).map_err(DatanodeError::Options)?;
     Ok(())
 }

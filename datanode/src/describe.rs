@@ -7,8 +7,8 @@ use tidepool_proto::{Error, ErrorCode, PROTOCOL_VERSION, v1};
 use tonic::{Request, Response, Status};
 
 use crate::life::Life;
-use crate::membership::wire_identity;
 use crate::payload::Payload;
+use crate::registration::wire_identity;
 
 pub(crate) struct Describe {
     pub(crate) payload: Arc<Payload>,

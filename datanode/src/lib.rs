@@ -13,6 +13,7 @@
 mod beat;
 mod datanode;
 mod describe;
+mod host_memory;
 mod http;
 mod identity;
 mod inspection;
@@ -25,6 +26,7 @@ mod metrics;
 mod options;
 mod payload;
 mod prefault;
+mod registration;
 pub mod segment;
 mod verify;
 mod writes;

@@ -3,6 +3,7 @@
 //! Every heartbeat answer carries the leader's log time. Between answers the estimate advances by this host's CLOCK_BOOTTIME less
 //! 5 %, but no further than [`EXTRAPOLATION_MAX`] past the last answer, because log time stands still while nobody leads. A new
 //! leader continues from its last log entry, which may lie before what its predecessor said: a higher term may set the clock back.
+//! So while no leader is followed the estimate decides nothing: [`LogClock::now`] is None.
 
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ struct Reading {
     term: u64,
     log_time_ms: u64,
     at: BootInstant,
+    followed: bool,
 }
 
 /// The estimate.
@@ -38,7 +40,7 @@ pub(crate) struct LogClock {
 impl LogClock {
     /// Starts from the registration's log time, of which the term is not known.
     pub(crate) fn new(log_time: LogTime, at: BootInstant) -> LogClock {
-        LogClock { reading: Mutex::new(Reading { term: 0, log_time_ms: log_time.0, at }) }
+        LogClock { reading: Mutex::new(Reading { term: 0, log_time_ms: log_time.0, at, followed: true }) }
     }
 
     /// Takes in an answer that arrived at `at` on this host's clock.
@@ -50,16 +52,22 @@ impl LogClock {
         let estimate = reading.estimate(at);
         let new_leader = term > reading.term;
         let log_time_ms = if new_leader { log_time.0 } else { log_time.0.max(estimate) };
-        *reading = Reading { term, log_time_ms, at };
+        *reading = Reading { term, log_time_ms, at, followed: true };
         if log_time_ms < estimate { Observed::SetBack } else { Observed::Advanced }
     }
 
-    /// The lower bound now.
-    pub(crate) fn now(&self) -> LogTime {
-        self.at(BootInstant::now())
+    /// The leader is lost: until the next answer nobody can say what log time is.
+    pub(crate) fn lost(&self) {
+        self.reading.lock().followed = false;
     }
 
-    /// The lower bound at a moment of this host's clock.
+    /// The lower bound now; None while no leader is followed.
+    pub(crate) fn now(&self) -> Option<LogTime> {
+        let reading = self.reading.lock();
+        reading.followed.then(|| LogTime(reading.estimate(BootInstant::now())))
+    }
+
+    /// The estimate at a moment of this host's clock, for people and for margins.
     pub(crate) fn at(&self, at: BootInstant) -> LogTime {
         LogTime(self.reading.lock().estimate(at))
     }
@@ -111,5 +119,16 @@ mod tests {
         assert_eq!(clock.at(later), LogTime(4_000));
         assert_eq!(clock.observe(3, LogTime(9_000), later), Observed::StaleTerm);
         assert_eq!((clock.at(later), clock.term()), (LogTime(4_000), 4));
+    }
+
+    #[test]
+    fn without_a_leader_it_decides_nothing() {
+        let start = BootInstant::now();
+        let clock = LogClock::new(LogTime(1_000), start);
+        assert!(clock.now() >= Some(LogTime(1_000)));
+        clock.lost();
+        assert_eq!(clock.now(), None);
+        clock.observe(1, LogTime(500), start);
+        assert!(clock.now().is_some_and(|now| now >= LogTime(500)));
     }
 }

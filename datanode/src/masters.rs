@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -20,6 +20,9 @@ pub(crate) const MEMBERS_MAX: usize = 32;
 const NOT_LEADER_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// A unary call to a master that is reachable; the leader commits it within this or not soon.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often a search that goes on says so.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) type Client = NodeServiceClient<Channel>;
 
@@ -43,7 +46,7 @@ impl Masters {
     }
 
     /// Asks all members, `first` foremost, until one gives an answer, following leader hints. Returns an error only if it is final:
-    /// FENCED from any, or WRONG_CLUSTER from every member that says anything. Otherwise it goes on for ever: the caller bounds it.
+    /// FENCED or INVALID_PARAMS from any, or WRONG_CLUSTER from every member that says anything. Otherwise it goes on for ever: the caller bounds it.
     pub(crate) async fn ask<T, F>(
         &self,
         first: Option<&Address>,
@@ -54,6 +57,7 @@ impl Masters {
     {
         let call = &call;
         let mut attempts: FuturesUnordered<_> = FuturesUnordered::new();
+        let (started, mut told) = (Instant::now(), 0);
         // What each member said last: None is still to answer.
         let mut said: BTreeMap<Address, Option<ErrorCode>> = BTreeMap::new();
         for address in first.into_iter().chain(&self.members) {
@@ -71,10 +75,23 @@ impl Masters {
             };
             tracing::debug!(master = %member.address, %error, "master gave no answer");
             said.insert(member.address.clone(), Some(error.code()));
-            if error.code() == ErrorCode::Fenced
-                || (error.code() == ErrorCode::WrongCluster && all_are_strangers(&said))
-            {
+            let is_final = match error.code() {
+                ErrorCode::Fenced | ErrorCode::InvalidParams => true,
+                ErrorCode::WrongCluster => all_are_strangers(&said),
+                _ => false,
+            };
+            if is_final {
                 return Err(Error::new(error.code(), format!("master {}: {}", member.address, error.message())));
+            }
+            let periods = started.elapsed().as_secs() / TELL_EVERY.as_secs();
+            if periods > told {
+                told = periods;
+                tracing::warn!(
+                    seconds = started.elapsed().as_secs(),
+                    last_master = %member.address,
+                    last_error = %error,
+                    "no master answers as the leader; trying on"
+                );
             }
             let hint = error.leader().and_then(|hint| hint.address.parse::<Address>().ok());
             if let Some(hint) = hint.filter(|hint| !said.contains_key(hint) && said.len() < MEMBERS_MAX) {

@@ -7,11 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tidepool_proto::capability::Secret;
-use tidepool_proto::clock::BootInstant;
-use tidepool_proto::{
-    Address, ClusterId, Error, ErrorCode, History, Incarnation, LogTime, NodeId, PROTOCOL_VERSION, SegmentId, v1,
-};
+use tidepool_proto::{Address, Error, ErrorCode, SegmentId};
 use tidepool_transport::tcp::{DataIdentity, TcpServer};
 use tokio::sync::watch;
 
@@ -19,16 +15,15 @@ use crate::beat::{Beat, BeatEnd};
 use crate::identity::IdentityStore;
 use crate::life::{Life, Registration};
 use crate::log_clock::LogClock;
-use crate::masters::{Masters, status_error};
+use crate::masters::Masters;
 use crate::metrics::Metrics;
 use crate::options::{DatanodeOptions, Prefault};
 use crate::payload::Payload;
 use crate::prefault;
+use crate::registration::{self, is_forgotten};
 use crate::segment::{Segment, SegmentError};
 use crate::writes::{WriteLimits, WriteTable};
 
-/// Heartbeat interval when the leader names none.
-const HEARTBEAT_INTERVAL_DEFAULT: Duration = Duration::from_millis(100);
 /// A life shorter than this counts as a failed one: the next registration waits.
 const LIFE_MIN: Duration = Duration::from_secs(10);
 
@@ -150,23 +145,31 @@ impl Membership {
 
     async fn live(&mut self, segments: Vec<Arc<Segment>>) -> LifeEnd {
         self.doing("looking for the leader to register with");
-        let registered = match self.unless_wished(self.register()).await {
+        self.metrics.leader_searches.inc();
+        let request = registration::request(&self.store, &self.advertise, &self.options.host_id);
+        let registered = match self.unless_wished(registration::register(&self.masters, &request)).await {
             None => return LifeEnd::Stop(StopReason::Shutdown),
             Some(Err(error)) => return LifeEnd::Stop(final_reason(error)),
             Some(Ok(registered)) => registered,
         };
-        let (leader, registration, clock) = registered;
-        if let Err(error) = self.store.join(registration.cluster) {
+        let (leader, registered, clock) = registered;
+        self.metrics.registrations.inc();
+        tracing::info!(
+            %leader, node = %registered.node, incarnation = %registered.incarnation, cluster = %registered.cluster,
+            history = format!("{:x}", registered.history.0), "registered"
+        );
+        if let Err(error) = self.store.join(registered.cluster) {
             return LifeEnd::Stop(StopReason::Fatal(Error::new(ErrorCode::WrongCluster, error.to_string())));
         }
-        self.doing(format!("registered as node {}, mounting", registration.node));
-        let mounted = match self.unless_wished(self.mount(&leader, &registration, &segments)).await {
-            None => return LifeEnd::Stop(StopReason::Shutdown),
-            Some(Err(error)) if is_forgotten(&error) => return LifeEnd::Forgotten(error),
-            Some(Err(error)) => return LifeEnd::Stop(final_reason(error)),
-            Some(Ok(mounted)) => mounted,
-        };
-        let life = self.begin(registration, mounted, clock, &segments);
+        self.doing(format!("registered as node {}, mounting", registered.node));
+        let mounted =
+            match self.unless_wished(registration::mount(&self.masters, &leader, &registered, &segments)).await {
+                None => return LifeEnd::Stop(StopReason::Shutdown),
+                Some(Err(error)) if is_forgotten(&error) => return LifeEnd::Forgotten(error),
+                Some(Err(error)) => return LifeEnd::Stop(final_reason(error)),
+                Some(Ok(mounted)) => mounted,
+            };
+        let life = self.begin(registered, mounted, clock, &segments);
         self.doing("serving");
         let beat = Beat {
             masters: &self.masters,
@@ -186,83 +189,6 @@ impl Membership {
                 LifeEnd::Stop(StopReason::Shutdown)
             }
         }
-    }
-
-    async fn register(&self) -> Result<(Address, Registration, LogClock), Error> {
-        let request = v1::RegisterRequest {
-            // A registration begins a life: it claims nothing of a history.
-            identity: Some(wire_identity(self.store.cluster(), History(0), NodeId(0))),
-            node_uuid: bytes::Bytes::copy_from_slice(&self.store.node_uuid()),
-            address: self.advertise.to_string(),
-            host_id: self.options.host_id.clone(),
-            // The retry token of this registration: one a life, so that a forgotten node never gets its old incarnation back.
-            process_uuid: bytes::Bytes::copy_from_slice(&rand::random::<[u8; 16]>()),
-        };
-        self.metrics.leader_searches.inc();
-        let ask = self.masters.ask(None, |mut client| {
-            let request = request.clone();
-            async move {
-                let response = client.register(request).await.map_err(status_error)?.into_inner();
-                match response.error {
-                    Some(error) => Err(Error::from(error)),
-                    None => parse_registration(response),
-                }
-            }
-        });
-        let (leader, (registration, clock)) = ask.await?;
-        tracing::info!(
-            %leader, node = %registration.node, incarnation = %registration.incarnation, cluster = %registration.cluster,
-            history = format!("{:x}", registration.history.0), "registered"
-        );
-        self.metrics.registrations.inc();
-        Ok((leader, registration, clock))
-    }
-
-    async fn mount(
-        &self,
-        leader: &Address,
-        registration: &Registration,
-        segments: &[Arc<Segment>],
-    ) -> Result<HashMap<SegmentId, Arc<Segment>>, Error> {
-        let request = v1::MountRequest {
-            node_id: registration.node.0,
-            incarnation: registration.incarnation.0,
-            segments: segments
-                .iter()
-                .map(|s| v1::MountSegment { name: s.name().to_owned(), bytes: s.bytes() })
-                .collect(),
-        };
-        let ask = self.masters.ask(Some(leader), |mut client| {
-            let request = request.clone();
-            async move {
-                let response = client.mount(request).await.map_err(status_error)?.into_inner();
-                match response.error.map(Error::from) {
-                    // Final for this life, not for the search: hand it through.
-                    Some(error) if is_forgotten(&error) => Ok(Err(error)),
-                    Some(error) => Err(error),
-                    None => Ok(Ok(response.segments)),
-                }
-            }
-        });
-        let answers = ask.await?.1?;
-        if answers.len() != segments.len() {
-            return Err(Error::new(
-                ErrorCode::Internal,
-                format!("the leader answered for {} of {} segments", answers.len(), segments.len()),
-            ));
-        }
-        let mut mounted = HashMap::new();
-        for (answer, segment) in answers.into_iter().zip(segments) {
-            if let Some(error) = answer.error {
-                let error = Error::from(error);
-                return Err(Error::new(error.code(), format!("segment '{}': {}", segment.name(), error.message())));
-            }
-            mounted.insert(SegmentId(answer.segment_id), segment.clone());
-        }
-        if mounted.len() != segments.len() || mounted.contains_key(&SegmentId(0)) {
-            return Err(Error::new(ErrorCode::Internal, "the leader gave two segments one id, or none"));
-        }
-        Ok(mounted)
     }
 
     fn begin(
@@ -304,25 +230,10 @@ impl Membership {
     /// Tells the leader that everything here goes. Serves meanwhile: readers with leases finish.
     async fn leave(&self, life: &Life) {
         self.doing("leaving");
-        let request = v1::UnmountRequest {
-            node_id: life.registration().node.0,
-            incarnation: life.registration().incarnation.0,
-            segment_ids: Vec::new(),
-        };
         let leader = self.standing.lock().leader.clone();
-        let ask = self.masters.ask(leader.as_ref(), |mut client| {
-            let request = request.clone();
-            async move {
-                let response = client.unmount(request).await.map_err(status_error)?.into_inner();
-                match response.error.map(Error::from) {
-                    Some(error) if is_forgotten(&error) => Ok(()),
-                    Some(error) => Err(error),
-                    None => Ok(()),
-                }
-            }
-        });
-        match tokio::time::timeout(self.options.timing.leave_timeout, ask).await {
-            Ok(Ok((leader, ()))) => tracing::info!(%leader, "left: all segments are unmounted"),
+        let left = registration::unmount_all(&self.masters, leader.as_ref(), life.registration());
+        match tokio::time::timeout(self.options.timing.leave_timeout, left).await {
+            Ok(Ok(leader)) => tracing::info!(%leader, "left: all segments are unmounted"),
             Ok(Err(error)) => tracing::warn!(%error, "could not leave gracefully"),
             Err(_) => tracing::warn!(
                 timeout_ms = self.options.timing.leave_timeout.as_millis() as u64,
@@ -332,47 +243,8 @@ impl Membership {
     }
 }
 
-/// As said to masters and clients.
-pub(crate) fn wire_identity(cluster: Option<ClusterId>, history: History, node: NodeId) -> v1::Identity {
-    v1::Identity {
-        cluster_uuid: cluster.map_or_else(Default::default, |cluster| bytes::Bytes::copy_from_slice(&cluster.0)),
-        history: history.0,
-        node_id: node.0,
-        protocol_version: PROTOCOL_VERSION,
-        build: env!("CARGO_PKG_VERSION").to_owned(),
-    }
-}
-
-/// Errors that mean "register again", here and in heartbeats.
-pub(crate) fn is_forgotten(error: &Error) -> bool {
-    matches!(error.code(), ErrorCode::NodeUnknown | ErrorCode::WrongCluster)
-}
-
 fn final_reason(error: Error) -> StopReason {
     if error.code() == ErrorCode::Fenced { StopReason::Fenced(error) } else { StopReason::Fatal(error) }
-}
-
-fn parse_registration(response: v1::RegisterResponse) -> Result<(Registration, LogClock), Error> {
-    let bad = |what: &str| Error::new(ErrorCode::Internal, format!("the leader's answer to Register has {what}"));
-    let identity = response.identity.ok_or_else(|| bad("no identity"))?;
-    let cluster = <[u8; 16]>::try_from(&identity.cluster_uuid[..]).map_err(|_| bad("no cluster uuid"))?;
-    let secret = <[u8; 32]>::try_from(&response.cluster_secret[..]).map_err(|_| bad("no secret of 32 bytes"))?;
-    if identity.history == 0 || response.node_id == 0 || response.incarnation == 0 {
-        return Err(bad("no history, node id or incarnation"));
-    }
-    let heartbeat_interval = match response.heartbeat_interval_ms {
-        0 => HEARTBEAT_INTERVAL_DEFAULT,
-        ms => Duration::from_millis(ms.into()),
-    };
-    let registration = Registration {
-        cluster: ClusterId(cluster),
-        history: History(identity.history),
-        node: NodeId(response.node_id),
-        incarnation: Incarnation(response.incarnation),
-        secret: Secret(secret),
-        heartbeat_interval,
-    };
-    Ok((registration, LogClock::new(LogTime(response.log_time_ms), BootInstant::now())))
 }
 
 /// Fresh, empty segments as the options say. Warns once when huge pages were wanted and there were none.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 use tidepool_proto::ErrorCode;
 
@@ -38,6 +38,10 @@ pub(crate) struct Metrics {
     pub(crate) registered: IntGauge,
     pub(crate) registrations: IntCounter,
     pub(crate) beats: IntCounter,
+    pub(crate) last_beat_age_seconds: Gauge,
+    pub(crate) data_connections_open: IntGauge,
+    pub(crate) bad_frames: IntCounter,
+    pub(crate) discarded_bytes: IntCounter,
     pub(crate) leader_searches: IntCounter,
     pub(crate) connections: IntCounterVec,
     pub(crate) connections_refused: IntCounterVec,
@@ -50,6 +54,9 @@ impl Metrics {
         let items = counter_vec(r, "items_total", "payload items served, by outcome", &["outcome"])?;
         let bytes = counter_vec(r, "bytes_total", "payload bytes served, by outcome", &["outcome"])?;
         let seconds = histogram_vec(r, "verify_seconds", "time spent verifying one object in place", &["trigger"])?;
+        let last_beat_age_seconds =
+            Gauge::with_opts(opts("last_beat_age_seconds", "time since a leader answered a heartbeat"))?;
+        r.register(Box::new(last_beat_age_seconds.clone()))?;
         Ok(Metrics {
             read_items: items.with_label_values(&["read"]),
             read_bytes: bytes.with_label_values(&["read"]),
@@ -98,6 +105,10 @@ impl Metrics {
                 "connections closed unserved, by reason",
                 &["reason"],
             )?,
+            last_beat_age_seconds,
+            data_connections_open: gauge(r, "data_connections_open", "data connections open now")?,
+            bad_frames: counter(r, "bad_frames_total", "data connections closed for a malformed frame")?,
+            discarded_bytes: counter(r, "discarded_bytes_total", "payload bytes received and thrown away")?,
             registry,
         })
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tidepool_proto::capability::{Capability, Verb};
+use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{Error, ErrorCode};
 use tidepool_transport::{Memory, RawSlice, ReadAccess, ReadGuard, WriteAccess, WriteOutcome, WriteReply, WriteTicket};
 
@@ -157,11 +158,15 @@ impl Memory for Payload {
 }
 
 fn check_expiry(life: &Life, capability: &Capability) -> Result<(), Error> {
-    if capability.expires < life.writes().clock().now() { Err(expired(capability, life)) } else { Ok(()) }
+    match life.writes().clock().now() {
+        Some(now) if capability.expires < now => Err(expired(capability, life)),
+        // Without a leader nobody can say: accepting longer is harmless, readers verify; refusing early is not (W2).
+        _ => Ok(()),
+    }
 }
 
 fn expired(capability: &Capability, life: &Life) -> Error {
-    let ago = life.writes().clock().now().0.saturating_sub(capability.expires.0);
+    let ago = life.writes().clock().at(BootInstant::now()).0.saturating_sub(capability.expires.0);
     Error::new(
         ErrorCode::CapabilityRefused,
         format!(

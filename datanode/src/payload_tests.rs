@@ -17,6 +17,10 @@ use crate::writes::{WriteLimits, WriteTable};
 const PAYLOAD: usize = 300_000;
 
 fn served() -> (Payload, Arc<Life>) {
+    served_with(Arc::new(Segment::create("s", 8 << 20, HugePages::Off).unwrap()))
+}
+
+fn served_with(segment: Arc<Segment>) -> (Payload, Arc<Life>) {
     let payload = Payload::new(Arc::new(Metrics::new().unwrap()));
     let registration = Registration {
         cluster: ClusterId([1; 16]),
@@ -26,7 +30,6 @@ fn served() -> (Payload, Arc<Life>) {
         secret: Secret([5; 32]),
         heartbeat_interval: Duration::from_millis(20),
     };
-    let segment = Arc::new(Segment::create("s", 8 << 20, HugePages::Off).unwrap());
     let clock = LogClock::new(LogTime(1_000), BootInstant::now());
     let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));
     let life = Arc::new(Life::new(registration, HashMap::from([(SegmentId(6), segment)]), writes));
@@ -173,4 +176,45 @@ fn a_corrupt_block_ends_the_put_at_its_chunk() {
     assert_eq!(receive(&mut ticket, &bytes, 200_000..200_001).unwrap_err().code(), ErrorCode::ChecksumMismatch);
     let reply = ticket.finish(false);
     assert_eq!((reply.outcome, reply.error.unwrap().code()), (WriteOutcome::Aborted, ErrorCode::ChecksumMismatch));
+}
+
+/// Not a test: prints what arrival verification costs, in steps of a chunk as the tcp engine makes them. Run with `--run-ignored only
+/// --no-capture`.
+#[test]
+#[ignore = "a measurement"]
+fn measure_verification_on_arrival() {
+    for payload_bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
+        let segment = Arc::new(Segment::create("s", 64 << 20, HugePages::Off).unwrap());
+        let rounds = ((256usize << 20) / payload_bytes).min(2_000);
+        let payload: Vec<u8> = (0..payload_bytes).map(|i| (i % 251) as u8).collect();
+        let mut bytes = build_prefix(History(2), ObjectId(7), key_hash("", b"k"), &[&payload]);
+        bytes.extend_from_slice(&payload);
+        let (served, life) = served_with(segment);
+        let (mut copying, mut whole) = (Duration::ZERO, Duration::ZERO);
+        for round in 0..rounds {
+            let grant = Capability { length: bytes.len() as u64, ..grant(round as u64 + 1) };
+            let access = access(&life, &grant);
+            let started = Instant::now();
+            let mut ticket = served.begin_write(&access).unwrap();
+            for start in (0..bytes.len()).step_by(256 << 10) {
+                let chunk = start..(start + (256 << 10)).min(bytes.len());
+                let memory = ticket.enter().unwrap();
+                let copied = Instant::now();
+                // SAFETY: as in `receive`.
+                unsafe { std::ptr::copy(bytes[chunk.clone()].as_ptr(), memory.as_ptr().add(chunk.start), chunk.len()) };
+                copying += copied.elapsed();
+                ticket.leave(chunk.end as u64);
+            }
+            assert_eq!(ticket.finish(true).outcome, WriteOutcome::Stored);
+            whole += started.elapsed();
+        }
+        let per_put = |d: Duration| d.as_secs_f64() * 1e6 / rounds as f64;
+        let checks = whole - copying;
+        let rate = (rounds * payload_bytes) as f64 / checks.as_secs_f64() / 1e9;
+        println!(
+            "{payload_bytes:>9} bytes: copy {:8.2} us, checks and verification {:8.2} us a put ({rate:.1} GB/s)",
+            per_put(copying),
+            per_put(checks)
+        );
+    }
 }

@@ -5,7 +5,8 @@
 //! - a fenced id is refused until every grant that was open when the fence was sent has expired;
 //! - when either memory is full the oldest ids make way and [`Inner::floor`] rises over them. Ids are monotonic, so everything at or
 //!   below the floor is refused: a slow put fails and is retried, nothing is overwritten;
-//! - when a new leader sets log time back, ids forgotten as expired could seem valid again: the floor rises over them too.
+//! - when a new leader sets log time back, ids forgotten as expired could seem valid again: the floor rises over them too, and while
+//!   no leader is followed it stands there.
 //!
 //! Lock order: `inner`, then the log clock. Neither is held while bytes move.
 
@@ -178,11 +179,12 @@ impl WriteTable {
     pub(crate) fn begin(&self, grant: &Capability) -> Result<Arc<OpenWrite>, NotOpened> {
         let mut inner = self.inner.lock();
         // Under the lock: whoever forgets ids as expired judges by the same clock.
-        let now = self.clock.now();
-        if grant.expires < now {
-            return Err(NotOpened::Expired);
+        match self.clock.now() {
+            Some(now) if grant.expires < now => return Err(NotOpened::Expired),
+            Some(now) => inner.forget_expired(now),
+            None if grant.replica <= inner.forgotten => return Err(NotOpened::TooOld),
+            None => {}
         }
-        inner.forget_expired(now);
         inner.check_unused(grant.replica)?;
         if inner.open.len() >= self.limits.open_max {
             return Err(NotOpened::TooMany);
@@ -228,15 +230,18 @@ impl WriteTable {
     }
 
     /// Fences replicas on the leader's word, sent at `log_time`: no write to them begins or continues. Each is acknowledged once no
-    /// step of a write to it is in progress; an id fenced before is acknowledged again.
+    /// step of a write to it is in progress. An id fenced before is acknowledged again, with the next regular beat: the leader repeats
+    /// itself until the acknowledgement is committed.
     pub(crate) fn fence(&self, replicas: &[ReplicaId], log_time: LogTime) {
         if replicas.is_empty() {
             return;
         }
         let mut inner = self.inner.lock();
-        let until = LogTime(log_time.0.max(self.clock.now().0).saturating_add(GRANT_LIFETIME_MAX_MS));
+        let now = self.clock.at(BootInstant::now());
+        let until = LogTime(log_time.0.max(now.0).saturating_add(GRANT_LIFETIME_MAX_MS));
+        let mut news = false;
         for &replica in replicas {
-            inner.fenced.insert(replica, until);
+            news |= inner.fenced.insert(replica, until).is_none();
             let entered = match inner.open.get(&replica).cloned() {
                 Some(write) if write.fence() & ENTERED != 0 => true,
                 Some(write) => {
@@ -253,10 +258,12 @@ impl WriteTable {
             let (oldest, _) = inner.fenced.pop_first().expect("not empty");
             inner.floor = inner.floor.max(oldest);
         }
-        self.acknowledgement_ready.notify_one();
+        if news {
+            self.acknowledgement_ready.notify_one();
+        }
     }
 
-    /// Resolves when there may be something to acknowledge.
+    /// Resolves when there is something new to acknowledge.
     pub(crate) async fn acknowledgement_ready(&self) {
         self.acknowledgement_ready.notified().await;
     }

@@ -33,6 +33,9 @@ pub struct State {
     /// Sent once.
     pub verify: Vec<v1::VerifyReplica>,
     pub verdicts: Vec<v1::Verdict>,
+    /// A master that answers FENCED in this older term.
+    pub deposed: Option<(usize, u64)>,
+    pub deposed_answers: usize,
 }
 
 /// What all masters of a test share.
@@ -73,6 +76,8 @@ impl Quorum {
             acknowledged: Vec::new(),
             verify: Vec::new(),
             verdicts: Vec::new(),
+            deposed: None,
+            deposed_answers: 0,
         };
         Quorum { state: Arc::new(Mutex::new(state)), changed: watch::channel(0).0 }
     }
@@ -211,6 +216,13 @@ impl Service {
     }
 
     fn beat(&self, beat: v1::HeartbeatRequest) -> v1::HeartbeatResponse {
+        let deposed = self.quorum.state.lock().deposed.filter(|(index, _)| *index == self.index);
+        if let Some((_, term)) = deposed {
+            self.quorum.state.lock().deposed_answers += 1;
+            self.quorum.changed();
+            let error = Error::new(ErrorCode::Fenced, "a deposed leader's view");
+            return v1::HeartbeatResponse { error: Some(error.into()), term, ..Default::default() };
+        }
         let judged = self.leading().and_then(|()| {
             let state = self.quorum.state.lock();
             if beat.history != state.history.0 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidepool_datanode::{Datanode, DatanodeOptions, StopReason};
+use tidepool_datanode::{Datanode, DatanodeOptions, Prefault, StopReason};
 use tidepool_proto::capability::Verb;
 use tidepool_proto::v1::datanode_service_client::DatanodeServiceClient;
 use tidepool_proto::{Address, ClusterId, ErrorCode, PROTOCOL_VERSION, v1};
@@ -248,6 +248,66 @@ async fn a_fence_is_acknowledged_and_holds() {
     let bytes = world.read(&place, 0, place.capability.length).await.unwrap();
     assert!(bytes.iter().all(|&b| b == 0), "a fenced put was written");
     assert!(world.metric("tidepool_datanode_fences_total", "") >= 1.0);
+}
+
+/// A leader that was deposed may not know this incarnation: its FENCED ends nothing. Fails when `greet` and `obey` do not compare
+/// terms (tried).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deposed_leaders_word_ends_nothing() {
+    let world = World::start(2).await;
+    {
+        let mut state = world.quorum.state.lock();
+        (state.leader, state.term) = (1, 5);
+    }
+    // The second beat follows the first answer: the term is known.
+    let to_it = |s: &mut crate::fake_master::State| s.beats.iter().filter(|(to, _)| *to == 1).nth(1).map(|_| ());
+    world.quorum.until("two beats to the new leader", to_it).await;
+    // The old one thinks that it leads, and that another incarnation is registered.
+    world.quorum.state.lock().deposed = Some((0, 4));
+    world.masters[1].kill();
+    world.quorum.until("the old leader to have been asked", |s| (s.deposed_answers >= 3).then_some(())).await;
+    assert!(world.datanode.incarnation().is_some(), "a deposed leader fenced this datanode");
+}
+
+/// A master of another cluster in the list is passed over, and cannot make the datanode forget anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_strangers_word_ends_nothing() {
+    let (ours, theirs) = (Quorum::new(), Quorum::new());
+    let (a, b, stranger) = (ours.start(0).await, ours.start(1).await, theirs.start(0).await);
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("cluster.uuid"), ours.state.lock().cluster.to_string()).unwrap();
+    let masters = vec![stranger.address.clone(), a.address.clone(), b.address.clone()];
+    let datanode = Datanode::start(options(dir.path(), masters)).await.unwrap();
+    ours.until("the first beat", |s| s.beats.first().map(|_| ())).await;
+    {
+        let mut state = ours.state.lock();
+        (state.leader, state.term) = (1, 2);
+    }
+    ours.until("a beat to the next leader", |s| s.beats.last().filter(|(to, _)| *to == 1).map(|_| ())).await;
+    assert_eq!(ours.state.lock().registers.len(), 1, "a stranger made it register again");
+    assert!(theirs.state.lock().registers.is_empty() && datanode.incarnation().is_some());
+}
+
+/// User report 56: a large segment is served at once, its pages come in the background.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn case_056_serves_while_pages_are_taken() {
+    let quorum = Quorum::new();
+    let master = quorum.start(0).await;
+    let dir = tempfile::tempdir().unwrap();
+    let options = DatanodeOptions {
+        segments: vec![192 << 20, 64 << 20],
+        prefault: Prefault::Background,
+        ..options(dir.path(), vec![master.address.clone()])
+    };
+    let datanode = Datanode::start(options).await.unwrap();
+    quorum.until("the first beat", |s| s.beats.first().map(|_| ())).await;
+    assert_eq!(datanode.readiness().bytes, 256 << 20);
+    let all = async {
+        while datanode.readiness().prefaulted_bytes < 256 << 20 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    within("every page", all).await;
 }
 
 /// R3: the verdict is the datanode's own.
