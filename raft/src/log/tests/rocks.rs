@@ -205,7 +205,7 @@ async fn a_newer_format_another_store_and_a_lost_database_are_refused() {
     drop(other_store);
     fs::copy(other.path().join("STORE"), &name).expect("copies");
     assert!(matches!(open(directory.path()), Err(OpenLogError::NotAStore { .. })));
-    // Shown to bite: creating the database when it is missing would let a wiped member vote again.
+    // Created anew it would let a wiped member vote again. Two guards: the missing file, and the name inside.
     fs::write(&name, &text).expect("writes");
     fs::remove_dir_all(directory.path().join("db")).expect("removes");
     assert!(matches!(open(directory.path()), Err(OpenLogError::NotAStore { .. })));

@@ -294,28 +294,6 @@ fn the_cache_is_bounded_and_older_entries_come_from_disk() {
     });
 }
 
-/// A flush completes while a truncation and an overwrite of what it flushed are queued behind it.
-#[test]
-fn memory_that_the_queue_still_overwrites_is_not_evicted() {
-    simulate(async {
-        let disk = disk();
-        let (options, _) = options(Flushing::Task, 0);
-        let registry = Registry::new();
-        let (mut store, _) =
-            LogStore::<Sim>::open(Arc::new(disk.clone()), Path::new("simulated"), options, &registry).expect("opens");
-        append(&mut store, (0..9).map(|index| entry(1, index)).collect()).await.expect("appends");
-        disk.set_sync_delay(Duration::from_millis(10));
-        let before = submit(&mut store, vec![entry(1, 9)]).await.expect("accepted");
-        Sim::sleep(Duration::from_millis(1)).await;
-        store.truncate_after(Some(log_id(1, 4))).await.expect("truncates");
-        submit(&mut store, vec![entry(2, 5)]).await.expect("accepted");
-        before.await.expect("answered").expect("durable");
-        let expected: Vec<(u64, u64)> = (0..5).map(|index| (1, index)).chain([(2, 5)]).collect();
-        // Shown to bite: evicting up to what was flushed, whatever is queued, reads 5 of term 1 from disk here.
-        assert_eq!(log_of(&mut store).await, expected);
-    });
-}
-
 /// An entry of a later program at the very end is no torn write.
 #[test]
 fn an_entry_of_a_newer_version_refuses() {
