@@ -18,6 +18,7 @@ mod process;
 mod signals;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -26,6 +27,11 @@ use crate::commands::Context;
 use crate::config::{Config, Layers};
 use crate::exit::{Exit, Failed};
 use crate::logging::LogControl;
+
+/// How long tasks that are left may delay the end of the process.
+const RUNTIME_STOP: Duration = Duration::from_secs(2);
+/// What a role logs unless told otherwise: openraft's own account of every vote is for its developers.
+const ROLE_FILTER: &str = "info,openraft=warn";
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -59,7 +65,7 @@ fn start(cli: Cli) -> anyhow::Result<Exit> {
         _ => None,
     };
     let filter = match (config.text("log_filter"), &role) {
-        ("", Some(_)) => "info",
+        ("", Some(_)) => ROLE_FILTER,
         ("", None) => "warn",
         (filter, _) => filter,
     };
@@ -71,7 +77,14 @@ fn start(cli: Cli) -> anyhow::Result<Exit> {
         .enable_all()
         .build()
         .map_err(|error| anyhow::anyhow!("cannot start the runtime: {error}"))?;
-    runtime.block_on(run(cli, config, log))
+    let mut temporary = None;
+    let result = runtime.block_on(run(cli, config, log, &mut temporary));
+    // Only when nothing runs any more can a temporary data directory go.
+    runtime.shutdown_timeout(RUNTIME_STOP);
+    if let Some(Err(error)) = temporary.map(tempfile::TempDir::close) {
+        eprintln!("warning: the temporary directory was not removed: {error}");
+    }
+    result
 }
 
 fn resolve(cli: &Cli) -> anyhow::Result<Config> {
@@ -86,10 +99,15 @@ fn resolve(cli: &Cli) -> anyhow::Result<Config> {
     Layers { file: cli.config.clone(), environment, flags }.resolve()
 }
 
-async fn run(cli: Cli, config: Config, log: LogControl) -> anyhow::Result<Exit> {
+async fn run(
+    cli: Cli,
+    config: Config,
+    log: LogControl,
+    temporary: &mut Option<tempfile::TempDir>,
+) -> anyhow::Result<Exit> {
     let context = Context { config, format: cli.output };
     match cli.command {
-        Command::Dev(args) => commands::dev::run(&context, &args, log).await,
+        Command::Dev(args) => commands::dev::run(&args, log, temporary).await,
         Command::Master(args) => commands::master::run(&context.config, &args.role, log).await,
         Command::Datanode(args) => commands::datanode::run(&context.config, &args.role, log).await,
         Command::Put(args) => commands::put::run(&context, &args).await,

@@ -83,6 +83,11 @@ pub fn show_key(key: &[u8]) -> String {
     }
 }
 
+/// `1 lease`, `2 leases`.
+pub fn count(number: u64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -98,6 +103,7 @@ mod tests {
         table.row(["1".into(), "a:1".into()]);
         table.row(["22".into(), "b".into()]);
         assert_eq!(table.render(2), "  ID  ADDRESS\n  1   a:1\n  22  b\n");
+        assert_eq!((count(1, "lease"), count(0, "lease")), ("1 lease".into(), "0 leases".into()));
         assert_eq!(show_key(b"plain/key"), "plain/key");
         assert_eq!(show_key(b"\xff\n"), "\\xff\\n");
     }

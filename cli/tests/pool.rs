@@ -9,6 +9,7 @@ use std::process::Stdio;
 use binary::{Role, code, expect, http, run, text, tidepool, wait_for};
 
 fn dev(directory: &std::path::Path) -> (Role, String, String) {
+    std::fs::create_dir(directory.join("tmp")).unwrap();
     let mut role = Role::start(directory, "dev", &["dev", "--free-ports", "--dram", "64MiB"]);
     let (rpc, http_address) = (role.address("rpc"), role.address("http"));
     wait_for("a datanode with its memory", || {
@@ -23,6 +24,7 @@ fn dev(directory: &std::path::Path) -> (Role, String, String) {
 fn objects_go_in_and_out_and_every_outcome_has_its_exit_code() {
     let directory = tempfile::tempdir().unwrap();
     let (role, rpc, _) = dev(directory.path());
+    let temporary = directory.path().join("tmp");
     let file = directory.path().join("value");
     let value: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
     std::fs::write(&file, &value).unwrap();
@@ -69,6 +71,8 @@ fn objects_go_in_and_out_and_every_outcome_has_its_exit_code() {
     assert_eq!(code(&with(&["rm", "--force", "a/1", "a/2"])), 0);
     assert_eq!(code(&with(&["rm", "a/1"])), 3);
     assert_eq!(role.terminate(), 0, "SIGTERM stops in order");
+    let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.is_empty(), "nothing temporary is left: {left:?}");
 }
 
 #[test]
@@ -96,7 +100,7 @@ fn every_role_answers_over_http_and_its_log_level_changes() {
     assert_eq!(segments.lines().count(), 1, "{segments}");
     assert_eq!(http(&address, "GET", "/no/such/route", "").0, 404);
 
-    assert_eq!(http(&address, "GET", "/api/v1/log-level", "").1.trim(), "info");
+    assert!(http(&address, "GET", "/api/v1/log-level", "").1.contains("info"));
     assert_eq!(http(&address, "POST", "/api/v1/log-level", "warn,tidepool_master=debug").0, 200);
     assert!(http(&address, "GET", "/api/v1/log-level", "").1.contains("tidepool_master=debug"));
     let (status, why) = http(&address, "POST", "/api/v1/log-level", "a=b=c");
@@ -129,7 +133,7 @@ fn case_109_garbage_on_the_http_port_changes_nothing() {
     let head = format!("POST /api/v1/log-level HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", large.len());
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(large.as_bytes()));
     assert_eq!(http(&address, "GET", "/livez", "").0, 200);
-    assert_eq!(http(&address, "GET", "/api/v1/log-level", "").1.trim(), "info");
+    assert!(http(&address, "GET", "/api/v1/log-level", "").1.contains("info"));
 }
 
 /// Series of a scrape, without labels and histogram suffixes.

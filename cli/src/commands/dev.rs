@@ -2,12 +2,12 @@
 //! the separate roles.
 
 use anyhow::Context as _;
+use tempfile::TempDir;
 use tidepool_datanode::{Datanode, DatanodeOptions, split_dram};
 use tidepool_master::MasterOptions;
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::Member;
 
-use super::Context;
 use crate::args::DevArgs;
 use crate::commands::{self, master::free_port};
 use crate::config::setting::{DATANODE_PORT, MASTER_PORT};
@@ -19,8 +19,9 @@ use crate::output;
 use crate::port_file::PortFile;
 use crate::signals::{StopSignals, stop_in_order};
 
-/// Runs both roles until a signal, or until one of them cannot go on.
-pub async fn run(_context: &Context, args: &DevArgs, log: LogControl) -> anyhow::Result<Exit> {
+/// Runs both roles until a signal, or until one of them cannot go on. Without a data directory one is made and handed to
+/// `temporary`, whose owner removes it when nothing runs any more.
+pub async fn run(args: &DevArgs, log: LogControl, temporary: &mut Option<TempDir>) -> anyhow::Result<Exit> {
     let mut signals = StopSignals::listen()?;
     let dram = parse_size(&args.dram).map_err(|why| Failed::usage(format!("--dram {}: {why}", args.dram)))?;
     let host = Address::parse(&args.host, 0).map_err(|error| Failed::usage(error.message()))?;
@@ -29,14 +30,13 @@ pub async fn run(_context: &Context, args: &DevArgs, log: LogControl) -> anyhow:
     let rpc = host.with_port(port(MASTER_PORT)?);
     rpc.check_advertisable(false, "--host").map_err(|error| Failed::usage(error.message()))?;
 
-    let temporary = match &args.data_dir {
-        Some(_) => None,
-        None => Some(
-            tempfile::Builder::new().prefix("tidepool-dev-").tempdir().context("cannot make a temporary directory")?,
-        ),
+    let data_dir = match &args.data_dir {
+        Some(given) => given.clone(),
+        None => {
+            let fresh = tempfile::Builder::new().prefix("tidepool-dev-").tempdir();
+            temporary.insert(fresh.context("cannot make a temporary directory")?).path().to_owned()
+        }
     };
-    let data_dir =
-        args.data_dir.clone().or_else(|| temporary.as_ref().map(|dir| dir.path().to_owned())).unwrap_or_default();
 
     let http = HttpPort::start(&host, http_port(9003), "--free-ports", log.clone()).await?;
     let datanode_http = HttpPort::start(&host, http_port(9300), "--free-ports", log.clone()).await?;
@@ -73,7 +73,7 @@ pub async fn run(_context: &Context, args: &DevArgs, log: LogControl) -> anyhow:
             datanode.address(),
             http.address,
             data_dir.display(),
-            if temporary.is_some() { ", which goes when this ends" } else { "" },
+            if args.data_dir.is_none() { ", which goes when this ends" } else { "" },
         )
         .as_bytes(),
     )?;

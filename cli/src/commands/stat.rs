@@ -9,7 +9,7 @@ use super::{Context, report};
 use crate::args::StatArgs;
 use crate::config::value::{show_duration, show_size};
 use crate::exit::Exit;
-use crate::output::{self, Format, Table};
+use crate::output::{self, Format, Table, count};
 
 /// Shows objects; every key has its own outcome.
 pub async fn run(context: &Context, args: &StatArgs) -> anyhow::Result<Exit> {
@@ -59,7 +59,11 @@ fn overview<'a>(found: impl Iterator<Item = (&'a String, &'a ObjectStat)>) -> St
 fn in_two_levels(key: &str, stat: &ObjectStat) -> String {
     let lease = match stat.leases {
         0 => "no lease".to_owned(),
-        count => format!("{count} leases, the last ends in {}", milliseconds(stat.lease_remaining_ms.into())),
+        leases => format!(
+            "{}, the last ends in {}",
+            count(leases.into(), "lease"),
+            milliseconds(stat.lease_remaining_ms.into())
+        ),
     };
     let mut text = format!(
         "{key}\n  directory  object {}, {}, {}, age {}, {lease}\n",
@@ -145,7 +149,7 @@ mod tests {
         };
         let text = in_two_levels("k", &stat);
         for part in
-            ["directory  object 5.0.0", "COMPLETE", "1 leases", "h1:50052 on host rack1", "bytes 64..192", "suspect"]
+            ["directory  object 5.0.0", "COMPLETE", "1 lease,", "h1:50052 on host rack1", "bytes 64..192", "suspect"]
         {
             assert!(text.contains(part), "{part} not in\n{text}");
         }

@@ -8,7 +8,7 @@ use super::Context;
 use crate::admin::{self, Answer};
 use crate::config::value::{show_duration, show_size};
 use crate::exit::Exit;
-use crate::output::{self, Format, Table, hex};
+use crate::output::{self, Format, Table, count, hex};
 
 /// Asks every master about itself. Exit code 5 when nobody leads.
 pub async fn run(context: &Context) -> anyhow::Result<Exit> {
@@ -47,9 +47,6 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
             ),
         };
     };
-    if !leader.next_step.is_empty() {
-        return leader.next_step.clone();
-    }
     if let Some(one) = silent.first() {
         let up = answers.len() - silent.len();
         return format!(
@@ -57,6 +54,9 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
             one.address,
             answers.len()
         );
+    }
+    if !leader.next_step.is_empty() {
+        return leader.next_step.clone();
     }
     if leader.nodes.is_empty() {
         return "no datanode has joined: run tidepool datanode --masters ... --dram 64GiB on each host that lends memory".to_owned();
@@ -87,13 +87,13 @@ fn screen(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> St
         let free: u64 = leader.segments.iter().map(|segment| segment.free_bytes).sum();
         let per_entry = leader.ops_applied as f64 / leader.entries_applied.max(1) as f64;
         text.push_str(&format!(
-            "\n{} objects, {}; {} of {} used; {} leases, {} open grants; {per_entry:.1} ops an entry\n",
-            leader.objects,
+            "\n{}, {}; {} of {} used; {}, {}; {per_entry:.1} ops an entry\n",
+            count(leader.objects, "object"),
             show_size(leader.object_bytes),
             show_size(capacity - free.min(capacity)),
             show_size(capacity),
-            leader.leases,
-            leader.grants_open,
+            count(leader.leases, "lease"),
+            count(leader.grants_open, "open grant"),
         ));
     }
     text.push_str(&format!("\nnext step: {step}\n"));

@@ -159,7 +159,7 @@ pub static SETTINGS: &[Setting] = &[
         "",
         "what is logged to stderr: a level, or target=level pairs separated by commas",
     )
-    .otherwise("info for a role, warn for every other command"),
+    .otherwise("info (openraft: warn) for a role, warn for every other command"),
     setting(Section::Shared, "log_format", Kind::Choice(&["text", "json"]), "text", "how log lines are written"),
     // Master.
     setting(

@@ -71,6 +71,7 @@ impl Role {
         let log = directory.join(format!("{name}.log"));
         let file = std::fs::File::create(&log).expect("log file");
         let mut command = tidepool();
+        command.env("TMPDIR", directory.join("tmp"));
         command.args(arguments).arg("--port-file").arg(&port_file).stdout(Stdio::null()).stderr(file);
         Role { child: command.spawn().expect("the role starts"), port_file, log }
     }
