@@ -18,7 +18,6 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Clone)]
 pub struct Owner(#[allow(dead_code)] Option<Arc<dyn Send + Sync>>);
 
-
 impl Owner {
     /// Holds `value` until the last clone is dropped.
     pub fn new<T: Send + Sync + 'static>(value: T) -> Owner {

@@ -9,7 +9,7 @@ use prost::Message;
 use support::{Served, identity, options};
 use tidepool_proto::{ErrorCode, History, v1};
 use tidepool_transport::Engine;
-use tidepool_transport::conformance::{TestMemory, eventually, pattern, patient, read_item, skewed, taken};
+use tidepool_transport::conformance::{TestMemory, eventually, patient, pattern, read_item, skewed, taken};
 use tidepool_transport::tcp::{DataIdentity, MAGIC, TcpEngine, TcpOptions, TcpServerOptions, wire};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -1,4 +1,5 @@
 //! The tcp engine over links that delay, stop and break, and what its connections cost.
+#![allow(unsafe_code)]
 
 mod support;
 
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use support::proxy::Proxy;
 use support::{Served, identity, options};
 use tidepool_proto::{Address, ErrorCode};
-use tidepool_transport::conformance::{TestMemory, eventually, pattern, patient, read_item, skewed, taken, write_item};
+use tidepool_transport::conformance::{TestMemory, eventually, patient, pattern, read_item, skewed, taken, write_item};
 use tidepool_transport::tcp::{TcpEngine, TcpOptions, TcpServerOptions};
 use tidepool_transport::{Buffer, Engine, LocalMut, Owner};
 use tokio::net::TcpListener;

@@ -40,11 +40,7 @@ pub(super) fn start() -> io::Result<Server> {
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line)?;
     let (engine, raw) = line.trim().split_once(' ').ok_or_else(|| io::Error::other(format!("server said '{line}'")))?;
-    Ok(Server {
-        engine: engine.parse().map_err(io::Error::other)?,
-        raw: raw.parse().map_err(io::Error::other)?,
-        child,
-    })
+    Ok(Server { engine: engine.parse().map_err(io::Error::other)?, raw: raw.parse().map_err(io::Error::other)?, child })
 }
 
 /// In the second process: serves until its input ends, then ends the process.

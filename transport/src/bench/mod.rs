@@ -36,7 +36,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { runs: 11, sample: Duration::from_millis(200), stripes: TcpOptions::new(identity()).stripes, filter: String::new() }
+        Options {
+            runs: 11,
+            sample: Duration::from_millis(200),
+            stripes: TcpOptions::new(identity()).stripes,
+            filter: String::new(),
+        }
     }
 }
 
@@ -107,7 +112,14 @@ fn sample(least: Duration, mut batch: impl FnMut() -> io::Result<()>) -> io::Res
     Ok(start.elapsed().as_secs_f64() / batches as f64)
 }
 
-fn line(case: &str, unit: &str, runs: usize, ours: &[f64], raws: &[f64], value: impl Fn(f64) -> f64) -> serde_json::Value {
+fn line(
+    case: &str,
+    unit: &str,
+    runs: usize,
+    ours: &[f64],
+    raws: &[f64],
+    value: impl Fn(f64) -> f64,
+) -> serde_json::Value {
     let sorted = |seconds: &[f64]| {
         let mut values: Vec<f64> = seconds.iter().map(|&s| value(s)).collect();
         values.sort_by(f64::total_cmp);

@@ -43,7 +43,13 @@ fn serve_connection(mut stream: TcpStream) -> io::Result<()> {
 /// A client of the same shape as an engine's batch: its items are spread over the connections, a batch ends when all
 /// are done.
 pub(super) struct Client {
-    lanes: Vec<(mpsc::Sender<()>, mpsc::Receiver<io::Result<()>>, JoinHandle<()>)>,
+    lanes: Vec<Lane>,
+}
+
+struct Lane {
+    go: mpsc::Sender<()>,
+    done: mpsc::Receiver<io::Result<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl Client {
@@ -73,24 +79,24 @@ impl Client {
                     }
                 }
             });
-            lanes.push((go, done, thread));
+            lanes.push(Lane { go, done, thread });
         }
         Ok(Client { lanes })
     }
 
     pub(super) fn batch(&mut self) -> io::Result<()> {
         let gone = || io::Error::other("a raw connection's thread ended");
-        for (go, _, _) in &self.lanes {
-            go.send(()).map_err(|_| gone())?;
+        for lane in &self.lanes {
+            lane.go.send(()).map_err(|_| gone())?;
         }
-        for (_, done, _) in &self.lanes {
-            done.recv().map_err(|_| gone())??;
+        for lane in &self.lanes {
+            lane.done.recv().map_err(|_| gone())??;
         }
         Ok(())
     }
 
     pub(super) fn stop(self) {
-        for (go, done, thread) in self.lanes {
+        for Lane { go, done, thread } in self.lanes {
             drop((go, done));
             // A panic of the thread was printed by it.
             let _panicked = thread.join();

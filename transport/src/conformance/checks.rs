@@ -2,7 +2,7 @@
 
 use tidepool_proto::ErrorCode;
 
-use super::{ABORTED, Factory, STORED, TestMemory, pattern, patient, read_item, skewed, taken, write_item};
+use super::{ABORTED, Factory, STORED, TestMemory, patient, pattern, read_item, skewed, taken, write_item};
 use crate::access::ReadAccess;
 use crate::engine::{ReadItem, WriteItem};
 use crate::local::{Buffer, LocalRef};

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidepool_proto::ErrorCode;
 
-use super::{ABORTED, Factory, TestMemory, pattern, patient, read_item, skewed, taken, write_item};
+use super::{ABORTED, Factory, TestMemory, patient, pattern, read_item, skewed, taken, write_item};
 use crate::local::Owner;
 
 /// Waits for a condition that another task brings about; the limit only turns a hang into a failure.

@@ -68,7 +68,10 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
 /// A read of a whole extent into one slice.
 pub fn read_item(memory: &TestMemory, id: u64, offset: u64, into: Vec<LocalMut>) -> ReadItem {
     let length = into.iter().map(|part| part.len() as u64).sum();
-    ReadItem { access: ReadAccess { object_id: id, replica: memory.replica(id, offset, length), offset: 0, length }, into }
+    ReadItem {
+        access: ReadAccess { object_id: id, replica: memory.replica(id, offset, length), offset: 0, length },
+        into,
+    }
 }
 
 /// A write of a whole extent.

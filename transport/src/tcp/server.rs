@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
+use super::io_threads::IoThreads;
 use super::options::{DataIdentity, TcpServerOptions};
 use super::socket::{Ranges, Window, send, send_bytes, wait};
 use super::wire::{self, HEADER_BYTES, Kind, Request};
-use super::io_threads::IoThreads;
 use super::{handshake, server_read, server_write, socket};
 use crate::memory::Memory;
 use crate::stats::{Stats, StatsSnapshot};
@@ -208,12 +208,8 @@ impl Shared {
             tracing::debug!(%peer, %error, "data connection refused");
             return;
         }
-        let session = Session {
-            stream,
-            memory: self.memory.clone(),
-            stats: self.stats.clone(),
-            options: options.clone(),
-        };
+        let session =
+            Session { stream, memory: self.memory.clone(), stats: self.stats.clone(), options: options.clone() };
         match session.run().await {
             End::Socket(error) => tracing::debug!(%peer, %error, "data connection ended"),
             End::Refused(error) => {

@@ -106,11 +106,7 @@ fn begin(session: &Session, access: &ReadAccess, deadline: Instant) -> Arriving 
         item.status = Some(Err(too_late()));
         return item;
     }
-    let access = WriteAccess {
-        object_id: access.object_id,
-        replica: access.replica.clone(),
-        length: access.length,
-    };
+    let access = WriteAccess { object_id: access.object_id, replica: access.replica.clone(), length: access.length };
     match session.memory.begin_write(&access) {
         Ok(ticket) => item.ticket = Some(Ticket(Some(ticket))),
         Err(error) => item.status = Some(Err(error)),

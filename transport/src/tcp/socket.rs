@@ -84,12 +84,7 @@ unsafe impl Send for Window {}
 ///
 /// # Safety
 /// The ranges must be mapped, writable, and untouched by others during the call.
-pub unsafe fn receive(
-    stream: &TcpStream,
-    ranges: &mut Ranges,
-    limit: usize,
-    window: &mut Window,
-) -> io::Result<usize> {
+pub unsafe fn receive(stream: &TcpStream, ranges: &mut Ranges, limit: usize, window: &mut Window) -> io::Result<usize> {
     window.0.clear();
     ranges.window(&mut window.0, limit);
     let n = stream.try_io(Interest::READABLE, || {
@@ -192,10 +187,8 @@ pub fn configure(
 ) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
-    let probes = socket2::TcpKeepalive::new()
-        .with_time(keepalive_idle)
-        .with_interval(Duration::from_secs(2))
-        .with_retries(3);
+    let probes =
+        socket2::TcpKeepalive::new().with_time(keepalive_idle).with_interval(Duration::from_secs(2)).with_retries(3);
     socket.set_tcp_keepalive(&probes)?;
     socket.set_tcp_user_timeout(Some(unacknowledged))?;
     if let Some(bytes) = buffer_bytes {

@@ -112,7 +112,9 @@ impl Request {
         let items = bytes.get_u32_le() as usize;
         let (remaining_ms, id, payload_bytes) = (bytes.get_u32_le(), bytes.get_u64_le(), bytes.get_u64_le());
         if !(RECORD_BYTES..=RECORD_BYTES_MAX).contains(&record_bytes) {
-            return Err(bad(format!("data frame with records of {record_bytes} bytes; {RECORD_BYTES} to {RECORD_BYTES_MAX} are taken")));
+            return Err(bad(format!(
+                "data frame with records of {record_bytes} bytes; {RECORD_BYTES} to {RECORD_BYTES_MAX} are taken"
+            )));
         }
         if !(1..=FRAME_ITEMS_MAX).contains(&items) {
             return Err(bad(format!("data frame of {items} items; 1 to {FRAME_ITEMS_MAX} are taken")));
