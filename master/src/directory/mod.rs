@@ -15,6 +15,7 @@ mod core;
 mod digest;
 mod eviction;
 mod free_space;
+mod frozen;
 mod invariants;
 pub mod limits;
 mod nodes;
@@ -33,13 +34,14 @@ mod varint;
 pub mod view;
 
 pub use codec::{DecodeError, EntryBuilder, encode_op};
+pub use frozen::FrozenDirectory;
 pub use limits::{Config, ConfigState, FEATURE_LEVEL};
 pub use op::{
     Contact, Entry, Op, PutEnd, PutStart, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId,
     Statuses, TenantId, Token, Uuid,
 };
 pub use outcome::{Grant, GrantedReplica, Outcome, Removal};
-pub use snapshot::{FrozenDirectory, RestoreError};
+pub use snapshot::RestoreError;
 pub use view::{
     Counts, ListPage, ListedObject, NodeView, ObjectState, ObjectView, ReplicaPlace, RetiredView, SegmentView,
     SessionView, Victim, VictimPage,
@@ -48,6 +50,7 @@ pub use view::{
 use core::Core;
 use objects::Shards;
 use parking_lot::RwLock;
+use std::sync::Arc;
 use tidepool_proto::{History, LogTime};
 use topology::Topology;
 
@@ -56,7 +59,7 @@ use topology::Topology;
 pub struct Directory {
     core: RwLock<Core>,
     topology: RwLock<Topology>,
-    shards: Shards,
+    shards: Arc<Shards>,
 }
 
 impl Directory {
@@ -65,7 +68,7 @@ impl Directory {
         Directory {
             core: RwLock::new(Core::new()),
             topology: RwLock::new(Topology::default()),
-            shards: Shards::new(history.0),
+            shards: Arc::new(Shards::new(history.0)),
         }
     }
 

@@ -5,6 +5,8 @@ use super::op::{SessionId, TenantId};
 use hashbrown::HashTable;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_proto::{LogTime, ObjectId, ReplicaId};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -77,6 +79,8 @@ pub(super) struct Shard {
     chunks: Vec<Chunk>,
     vacant: Vec<u32>,
     len: usize,
+    /// While a freeze is written: the slots changed since, as they were (None: vacant).
+    undo: Option<BTreeMap<u32, Option<Record>>>,
 }
 
 impl Shard {
@@ -92,7 +96,25 @@ impl Shard {
 
     /// The record in a slot, to change anything but its key.
     pub(super) fn record_mut(&mut self, slot: u32) -> Option<&mut Record> {
+        self.note(slot);
         self.chunks.get_mut(slot as usize / CHUNK)?[slot as usize % CHUNK].as_mut()
+    }
+
+    /// Keeps a slot's content for a freeze that is being written, before it changes.
+    fn note(&mut self, slot: u32) {
+        let Some(undo) = &mut self.undo else { return };
+        let place = self.chunks.get(slot as usize / CHUNK).map(|chunk| &chunk[slot as usize % CHUNK]);
+        undo.entry(slot).or_insert_with(|| place.and_then(Option::clone));
+    }
+
+    /// All records as they were at the freeze, in no meaningful order.
+    pub(super) fn frozen_records(&self) -> impl Iterator<Item = &Record> {
+        let undo = self.undo.as_ref();
+        let slots = 0..(self.chunks.len() * CHUNK) as u32;
+        slots.filter_map(move |slot| match undo.and_then(|undo| undo.get(&slot)) {
+            Some(noted) => noted.as_ref(),
+            None => self.record(slot),
+        })
     }
 
     /// All records, in no meaningful order.
@@ -120,6 +142,7 @@ impl Shard {
                 first
             }
         };
+        self.note(slot);
         let place = &mut self.chunks[slot as usize / CHUNK][slot as usize % CHUNK];
         assert!(place.is_none(), "slot {slot} is taken");
         *place = Some(record);
@@ -134,6 +157,7 @@ impl Shard {
     }
 
     fn remove(&mut self, hash: u64, slot: u32) -> Option<Record> {
+        self.note(slot);
         let record = self.chunks.get_mut(slot as usize / CHUNK)?[slot as usize % CHUNK].take()?;
         if let Ok(entry) = self.table.find_entry(hash, |&s| s == slot) {
             entry.remove();
@@ -154,11 +178,14 @@ fn key_hash(seed: u64, tenant: TenantId, key: &[u8]) -> u64 {
 pub(super) struct Shards {
     shards: Box<[RwLock<Shard>]>,
     seed: u64,
+    is_frozen: AtomicBool,
+    epoch: AtomicU64,
 }
 
 impl Shards {
     pub(super) fn new(seed: u64) -> Shards {
-        Shards { shards: (0..SHARDS).map(|_| RwLock::new(Shard::default())).collect(), seed }
+        let shards = (0..SHARDS).map(|_| RwLock::new(Shard::default())).collect();
+        Shards { shards, seed, is_frozen: AtomicBool::new(false), epoch: AtomicU64::new(0) }
     }
 
     /// Hash of a key.
@@ -212,9 +239,30 @@ impl Shards {
     /// Replaces all content.
     pub(super) fn replace(&self, with: Shards) {
         assert_eq!(self.seed, with.seed);
+        self.epoch.fetch_add(1, Ordering::SeqCst);
         for (shard, new) in self.shards.iter().zip(with.shards) {
             *shard.write() = new.into_inner();
         }
+    }
+
+    /// Starts undo lists; false when another freeze has them. The caller keeps apply away.
+    pub(super) fn freeze(&self) -> bool {
+        if self.is_frozen.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        self.shards.iter().for_each(|shard| shard.write().undo = Some(BTreeMap::new()));
+        true
+    }
+
+    /// Ends the undo lists.
+    pub(super) fn thaw(&self) {
+        self.shards.iter().for_each(|shard| shard.write().undo = None);
+        self.is_frozen.store(false, Ordering::SeqCst);
+    }
+
+    /// Grows when the whole content is replaced.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::SeqCst)
     }
 
     /// An empty one with the same seed.

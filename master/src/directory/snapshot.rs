@@ -1,4 +1,4 @@
-//! The whole state as bytes: written in one pass while apply waits, read back into an equal state.
+//! The whole state as bytes, and back into an equal state.
 //!
 //! Everything is written in the order of ids, so equal states have equal bytes. Free extents, indexes and counters are
 //! not written: they follow from the rest, and the stored digest (which covers them) must come out again.
@@ -6,7 +6,8 @@
 use super::Directory;
 use super::core::Core;
 use super::free_space::FreeSpace;
-use super::limits::{Config, ConfigState};
+use super::frozen::{FrozenDirectory, Objects, References, Source};
+use super::limits::{Config, ConfigState, SHARDS};
 use super::nodes::{EARLIER_PROCESSES_MAX, Node};
 use super::objects::{Record, Replica, Shards};
 use super::op::{Contact, SessionId, TenantId, Token};
@@ -17,35 +18,15 @@ use super::varint::{DecodeError, Reader, put_bytes, put_varint};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 use xxhash_rust::xxh3::xxh3_128;
 
-const MAGIC: [u8; 8] = *b"TPDIR\0\0\x01";
+pub(super) const MAGIC: [u8; 8] = *b"TPDIR\0\0\x01";
 const TRAILER_BYTES: usize = 32;
-/// Expected bytes of an object, to size the buffer.
-const OBJECT_BYTES_GUESS: usize = 160;
-
-/// The whole state at one index, to be written beside the apply loop.
-#[derive(Debug)]
-pub struct FrozenDirectory {
-    bytes: Vec<u8>,
-}
-
-impl FrozenDirectory {
-    /// Writes it.
-    pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        out.write_all(&self.bytes)
-    }
-
-    /// Bytes it has.
-    pub fn len_bytes(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
 /// Why a snapshot was not installed. The state is as before.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
@@ -75,24 +56,27 @@ pub enum RestoreError {
 }
 
 impl Directory {
-    /// The whole state, encoded in one pass: about 0.2 us an object, during which apply waits and readers of keys do not.
+    /// The state at the applied index. Apply waits for what is small and for the start of the undo lists, not for the
+    /// objects; those are encoded by `write_to`, beside it. A second freeze before the first is dropped encodes all of
+    /// them at once.
     pub fn freeze(&self) -> FrozenDirectory {
         let core = self.core.read();
-        let mut out = Vec::with_capacity(4096 + core.index.len() * OBJECT_BYTES_GUESS);
-        out.extend_from_slice(&MAGIC);
-        write_head(&core, &mut out);
-        write_members(&core, &mut out);
-        put_varint(&mut out, core.index.len() as u64);
-        for (object, &at) in &core.index {
-            let token = core.open.get(object);
-            let written = self.shards.with(at, |record| write_object(&core, record, token, &mut out));
-            written.expect("the index names a record");
-        }
-        write_retired(&core, &mut out);
-        out.extend_from_slice(&core.digest().to_le_bytes());
-        let checksum = xxh3_128(&out);
-        out.extend_from_slice(&checksum.to_le_bytes());
-        FrozenDirectory { bytes: out }
+        let (mut before_objects, mut after_objects) = (Vec::new(), Vec::new());
+        write_head(&core, &mut before_objects);
+        write_members(&core, &mut before_objects);
+        write_retired(&core, &mut after_objects);
+        after_objects.extend_from_slice(&core.digest().to_le_bytes());
+        let references = References { segments: core.space.ids_by_slot(), tokens: core.open.clone() };
+        let source = if self.shards.freeze() {
+            Source::Shards(Arc::clone(&self.shards), self.shards.epoch())
+        } else {
+            let mut objects = Objects::default();
+            for number in 0..SHARDS {
+                self.shards.read(number).records().for_each(|record| objects.push(record, &references));
+            }
+            Source::Encoded(objects)
+        };
+        FrozenDirectory { before_objects, references, source, after_objects }
     }
 
     /// Replaces the whole state by a frozen one, after checking it wholly.
@@ -171,7 +155,7 @@ fn write_members(core: &Core, out: &mut Vec<u8>) {
     }
 }
 
-fn write_object(core: &Core, record: &Record, token: Option<&Token>, out: &mut Vec<u8>) {
+pub(super) fn write_object(references: &References, record: &Record, out: &mut Vec<u8>) {
     put_varint(out, record.object.0);
     put_varint(out, record.tenant.0.into());
     put_bytes(out, &record.key);
@@ -182,12 +166,12 @@ fn write_object(core: &Core, record: &Record, token: Option<&Token>, out: &mut V
     out.push(record.granted);
     out.push(record.copies);
     if record.copies == 0 {
-        out.extend_from_slice(token.expect("an open put has a token"));
+        out.extend_from_slice(references.tokens.get(&record.object).expect("an open put has a token"));
     }
     out.push(record.replicas.len() as u8);
     for replica in &record.replicas {
         put_varint(out, replica.id.0);
-        put_varint(out, core.space.segment(replica.segment).id.0);
+        put_varint(out, references.segments[replica.segment as usize].0);
         put_varint(out, replica.offset);
     }
 }

@@ -93,6 +93,11 @@ impl Space {
         self.by_id.values().map(|&slot| (slot, self.segment(slot)))
     }
 
+    /// Ids by slot; a vacant slot has id 0, which names nothing.
+    pub(super) fn ids_by_slot(&self) -> Vec<SegmentId> {
+        self.slots.iter().map(|slot| slot.as_ref().map_or(SegmentId(0), |s| s.id)).collect()
+    }
+
     /// Segments that a put may choose, by id.
     pub(super) fn eligible(&self) -> &[SegmentSlot] {
         &self.eligible

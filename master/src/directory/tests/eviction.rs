@@ -19,7 +19,7 @@ fn with_victims(world: &mut World, session: SessionId, length: u64, victims: Vec
     PutStart { victims, ..world.put_op(session, "new", length) }
 }
 
-/// Fails when every named victim is evicted (tried).
+/// Fails when victims are given up beyond the fit and kept.
 #[test]
 fn only_as_many_victims_go_as_are_needed() {
     let (mut world, session, grants) = full(8);

@@ -9,5 +9,6 @@ mod model;
 mod put;
 mod random;
 mod replay;
+mod replicated;
 mod sessions;
 mod world;

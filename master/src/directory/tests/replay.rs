@@ -1,7 +1,7 @@
 //! Replay, snapshot and restore: one digest however a state was reached; damaged snapshots are refused.
 
 use super::world::{HISTORY, World, end};
-use crate::directory::{Directory, Entry, FrozenDirectory, Op, ReplicaEnd, RestoreError};
+use crate::directory::{Directory, Entry, FrozenDirectory, Op, PutEnd, ReplicaEnd, ReplicaStatus, RestoreError};
 use bytes::Bytes;
 use tidepool_proto::History;
 
@@ -60,6 +60,42 @@ fn a_restored_state_is_the_state() {
     assert_eq!(restored.segments(), world.directory.segments());
     assert_eq!(restored.checkpoint(), Some((5, 6)));
     assert_eq!(bytes_of(&restored.freeze()), bytes_of(&world.directory.freeze()));
+}
+
+/// M5: what is written later is the state at the freeze. Fails when `record_mut`, `insert` or `remove` does not note the
+/// slot first.
+#[test]
+fn a_freeze_is_not_touched_by_what_is_applied_before_it_is_written() {
+    let mut world = busy();
+    let frozen = world.directory.freeze();
+    // The undo lists are taken, so this one is encoded at once.
+    let at_once = bytes_of(&world.directory.freeze());
+    let session = world.session(9);
+    let open = world.directory.with_object(Default::default(), b"open", |o| o.map(|o| (o.object, o.session))).unwrap();
+    let stored = world.directory.with_object_id(open.0, |o| o.unwrap().replicas[0].replica);
+    let replicas = [ReplicaStatus { replica: stored, end: ReplicaEnd::Stored }].into_iter().collect();
+    world.one(Op::PutEnd(PutEnd { session: open.1, object: open.0, replicas }));
+    for i in 0..20 {
+        world.remove(session, i, 0, &format!("k{i}"));
+        world.put(session, &format!("n{i}"), 300);
+    }
+    assert_ne!(bytes_of(&world.directory.freeze()), at_once);
+    assert_eq!(bytes_of(&frozen), at_once);
+    // The next freeze is lazy again.
+    drop(frozen);
+    let frozen = world.directory.freeze();
+    let now = world.directory.digest();
+    world.put(session, "later", 10);
+    assert_eq!(restored(&frozen).digest(), now);
+}
+
+#[test]
+fn a_freeze_of_a_state_that_was_replaced_is_not_written() {
+    let world = busy();
+    let frozen = world.directory.freeze();
+    let other = bytes_of(&World::with_nodes(1, 4096).0.directory.freeze());
+    world.directory.restore(&mut &other[..]).unwrap();
+    assert!(frozen.write_to(&mut Vec::new()).is_err());
 }
 
 /// The seed of the key hash is no part of the state.
