@@ -14,6 +14,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 pub struct State {
     pub cluster: ClusterId,
+    /// False: lets a datanode of another cluster register.
+    pub checks_cluster: bool,
     pub history: History,
     pub secret: Secret,
     pub leader: usize,
@@ -61,6 +63,7 @@ impl Quorum {
     pub fn new() -> Quorum {
         let state = State {
             cluster: ClusterId(rand::random()),
+            checks_cluster: true,
             history: History(rand::random_range(1..u64::MAX)),
             secret: Secret(rand::random()),
             leader: 0,
@@ -163,7 +166,7 @@ impl Service {
         self.leading()?;
         let mut state = self.quorum.state.lock();
         let theirs = &request.identity.as_ref().unwrap().cluster_uuid;
-        if !theirs.is_empty() && theirs[..] != state.cluster.0 {
+        if state.checks_cluster && !theirs.is_empty() && theirs[..] != state.cluster.0 {
             return Err(Error::new(ErrorCode::WrongCluster, "this is another cluster"));
         }
         let (uuid, token) = (request.node_uuid.to_vec(), request.process_uuid.to_vec());
