@@ -89,36 +89,31 @@ fn batches(objects: &[Expected]) -> Vec<&[Expected]> {
     batches
 }
 
-/// Reads every object and compares.
+/// Reads every object and compares. What fails for another reason than being absent is read again until it is read, or
+/// until a retry can no longer be expected to mend it.
 pub async fn read_back(client: &Client, objects: &[Expected]) -> Result<Audit> {
     let mut audit = Audit { checked: objects.len() as u64, ..Audit::default() };
-    let mut again = Vec::new();
-    for batch in batches(objects) {
-        let keys: Vec<&str> = batch.iter().map(|o| o.key.as_str()).collect();
-        for (object, result) in batch.iter().zip(client.get_many(&keys, Some(CALL_WITHIN)).await) {
-            match result {
-                Ok(value) => audit.judge(object, &value),
-                Err(error) if error.code() == ErrorCode::ObjectNotFound => audit.absent.push(object.key.clone()),
-                Err(_) => again.push(object),
-            }
-        }
-    }
     let give_up = Instant::now() + RETRY_WITHIN;
-    for object in again {
-        loop {
-            match client.get(&object.key, Some(CALL_WITHIN)).await {
-                Ok(value) => audit.judge(object, &value),
-                Err(error) if error.code() == ErrorCode::ObjectNotFound => audit.absent.push(object.key.clone()),
-                Err(_) if Instant::now() < give_up => {
-                    tokio::time::sleep(POLL_EVERY).await;
-                    continue;
+    let mut open = objects.to_vec();
+    loop {
+        let mut again = Vec::new();
+        for batch in batches(&open) {
+            let keys: Vec<&str> = batch.iter().map(|o| o.key.as_str()).collect();
+            for (object, result) in batch.iter().zip(client.get_many(&keys, Some(CALL_WITHIN)).await) {
+                match result {
+                    Ok(value) => audit.judge(object, &value),
+                    Err(error) if error.code() == ErrorCode::ObjectNotFound => audit.absent.push(object.key.clone()),
+                    Err(_) if Instant::now() < give_up => again.push(object.clone()),
+                    Err(error) => audit.absent.push(format!("{} ({error})", object.key)),
                 }
-                Err(error) => audit.absent.push(format!("{} ({error})", object.key)),
             }
-            break;
         }
+        if again.is_empty() {
+            return Ok(audit);
+        }
+        open = again;
+        tokio::time::sleep(POLL_EVERY).await;
     }
-    Ok(audit)
 }
 
 impl Audit {

@@ -48,14 +48,15 @@ pub async fn run(options: &BenchOptions, cluster: &mut Cluster, directory: &Path
     if wanted("fdatasync_per_s") {
         fdatasync_rate(options, directory, printer)?;
     }
+    // First, in processes that have freed nothing yet: memory that earlier cases gave back would hide the growth.
+    if wanted("bytes_per_object") {
+        memory_per_object(options, cluster, &client, printer).await?;
+    }
     if wanted("put_keys_per_s") || wanted("ops_per_entry") {
         put_rate(options, cluster, &client, printer).await?;
     }
     if wanted("exist") {
         exist_cost(options, cluster, &client, printer).await?;
-    }
-    if wanted("bytes_per_object") {
-        memory_per_object(options, cluster, &client, printer).await?;
     }
     Ok(())
 }
