@@ -191,7 +191,8 @@ async fn an_unanswered_put_end_is_an_unknown_outcome() {
     eventually("the grant is revoked", || cluster.directory.seen("put_revoke") > 0).await;
 }
 
-/// A master of a lower term than the highest seen is refused, even when no other leads.
+/// A master of a lower term than the highest seen is refused, even when no other leads. Fails when a hello is taken
+/// without a look at its term.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stale_master_is_refused() {
     let mut cluster = FakeCluster::start(3, 1);
@@ -318,8 +319,23 @@ async fn case_050_a_dead_node_costs_one_slow_call() {
     }
 }
 
+/// The client leaves its suspects alone also when the master names them. Fails when suspects are asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_suspect_is_not_asked_although_the_master_names_it() {
+    let cluster = FakeCluster::start(1, 1);
+    let client = cluster.client().await;
+    client.put("k", "v", PutOptions::default()).await.unwrap();
+    cluster.directory.with(|s| s.deaf_to_suspects = true);
+    cluster.nodes.mood(1, Mood::BlackHole);
+    client.get("k", SHORT).await.unwrap_err();
+    // A node that is asked would hold the call until its deadline of ten seconds.
+    let started = Instant::now();
+    assert_eq!(client.get("k", None).await.unwrap_err().code(), ErrorCode::ReplicaUnavailable);
+    assert!(started.elapsed() < Duration::from_secs(5), "the suspect was asked");
+}
+
 /// User report 96: whatever nodes do, a key that exists is readable, or does not exist any more after the first
-/// failed get.
+/// failed get. Fails when suspects are not told to the master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_096_listed_is_readable_or_not_listed_any_more() {
     let cluster = FakeCluster::start(1, 3);
@@ -350,7 +366,7 @@ async fn case_096_listed_is_readable_or_not_listed_any_more() {
     }
 }
 
-/// R4: every call ends by its deadline, whatever does not answer.
+/// R4: every call ends by its deadline, whatever does not answer. Hangs without the deadline in `Caller::attempt`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_ends_by_its_deadline() {
     let cluster = FakeCluster::start(2, 1);

@@ -62,7 +62,7 @@ async fn case_040_concurrent_puts_leave_one_whole_body() {
     }
 }
 
-/// User report 41: a put on an existing key is success and says so; the old body stays.
+/// User report 41: a put on an existing key is success and says so; the old body stays. Fails when it does not say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_041_put_on_an_existing_key_says_already_existed() {
     let cluster = FakeCluster::start(1, 1);
@@ -158,7 +158,8 @@ async fn values_in_parts_memory_too_small_stat_list_and_lease_return() {
     eventually("leases are given back", || cluster.directory.with(|s| s.released.len()) == 2).await;
 }
 
-/// Bytes that do not verify are never returned: the next replica, else an error; and the leader is told.
+/// Bytes that do not verify are never returned: the next replica, else an error; and the leader is told. Fails without
+/// the check of the blocks, without the check of the key hash, and when exist goes on listing the key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn corrupt_and_foreign_bytes_go_to_the_next_replica_and_never_out() {
     for mood in [Mood::Corrupt, Mood::Foreign] {
@@ -191,7 +192,8 @@ async fn corrupt_and_foreign_bytes_go_to_the_next_replica_and_never_out() {
     }
 }
 
-/// User report 43: a read that outlives its lease is right bytes or LEASE_EXPIRED, and is reported to nobody.
+/// User report 43: a read that outlives its lease is right bytes or LEASE_EXPIRED, and is reported to nobody. Fails when
+/// the lease is not looked at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_043_a_read_past_its_lease_is_right_bytes_or_lease_expired() {
     let cluster = FakeCluster::start(1, 1);
@@ -265,7 +267,7 @@ async fn a_put_on_a_dead_node_moves_to_another() {
     assert_eq!(suspects, [1, 2]);
 }
 
-/// W3: a source that changes while it is sent fails its own item, and no other.
+/// W3: a source that changes while it is sent fails its own item, and no other. Fails when such a put is started over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_that_changes_fails_its_item_only() {
     use std::sync::atomic::{AtomicU8, Ordering};
@@ -318,7 +320,7 @@ async fn no_space_is_retried_inside_the_deadline() {
     assert_eq!(tokens[tokens.len() - 1], tokens[tokens.len() - 2], "a repeat of PutStart carries its token");
 }
 
-/// A put that is dropped midway gives its grant back.
+/// A put that is dropped midway gives its grant back. Fails when open grants are not revoked on drop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_put_revokes_its_grant() {
     let cluster = FakeCluster::start(1, 1);

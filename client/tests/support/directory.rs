@@ -40,6 +40,8 @@ pub struct State {
     /// Remaining faults by op: answer this instead.
     pub refuse: HashMap<&'static str, (u64, ErrorCode)>,
     pub suspects_seen: Vec<Vec<u64>>,
+    /// Takes no notice of suspect nodes, as an older master would.
+    pub deaf_to_suspects: bool,
 }
 
 #[derive(Clone)]
@@ -94,6 +96,7 @@ impl Directory {
                 swallow: HashMap::new(),
                 refuse: HashMap::new(),
                 suspects_seen: Vec::new(),
+                deaf_to_suspects: false,
             }),
         }
     }
@@ -205,9 +208,10 @@ impl State {
             }
             Ask::Locate(locate) => {
                 self.suspects_seen.push(locate.suspect_nodes.clone());
+                let suspects = if self.deaf_to_suspects { Vec::new() } else { locate.suspect_nodes };
                 let ttl = locate.lease_ttl_ms.min(self.lease_ttl_max_ms);
                 let keys = locate.keys.unwrap();
-                let objects = keys.iter().unwrap().map(|key| self.locate(key, &locate.suspect_nodes, ttl)).collect();
+                let objects = keys.iter().unwrap().map(|key| self.locate(key, &suspects, ttl)).collect();
                 Say::Locate(v1::LocateResponse { objects, nodes: self.node_addresses() })
             }
             Ask::PutStart(start) => {
