@@ -211,7 +211,16 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         });
         let answers = self.shared.raft.stream_append(decoded);
         let answers = answers.map(|answer| answer.map(|answer| codec::encode(&answer)).map_err(stopped));
-        answers.chain(stream::once(async move { unreadable.lock().take() }).filter_map(|error| async move { error.map(Err) }))
+        let raft = self.shared.raft.clone();
+        // openraft ends the answers silently when it stops: the leader must hear of it, or it would wait for ever.
+        let end = async move {
+            let error = unreadable.lock().take();
+            match error {
+                Some(error) => Some(error),
+                None => raft.is_initialized().await.err().map(stopped),
+            }
+        };
+        answers.chain(stream::once(end).filter_map(|error| async move { error.map(Err) }))
     }
 
     /// Begins to take in a snapshot. The caller was admitted.

@@ -55,6 +55,7 @@ pub(crate) struct Parts<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Netwo
     pub(crate) fence: Arc<StartupFence<C>>,
     pub(crate) failure: Arc<Failure>,
     pub(crate) metrics: NodeMetrics,
+    pub(crate) log_closed: Mutex<Option<tokio::sync::oneshot::Receiver<()>>>,
 }
 
 struct Inner<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
@@ -75,6 +76,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Drop for Inner<
         self.stop.send_replace(true);
     }
 }
+
+/// How long a stop waits for the log to be closed.
+const CLOSE_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Opens the gate again however the handover ends.
 struct Gate<'a>(&'a AtomicBool);
@@ -177,8 +181,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     }
 
     /// Logs `payload` if this member still leads `term`, and answers once a quorum holds it on disk and it is applied
-    /// here. Many may be in flight; they are logged in the order of the calls' first polls. May be dropped: the
-    /// proposal then takes effect or not, unobserved.
+    /// here. Many may be in flight; they are logged in the order of the calls' first polls, unless 65536 wait already.
+    /// May be dropped: the proposal then takes effect or not, unobserved.
     pub async fn propose(&self, payload: Bytes, term: u64) -> Result<Applied<M::Outcome>, ProposeError> {
         let metrics = &self.inner.parts.metrics;
         let timer = metrics.propose_seconds.start_timer();
@@ -213,7 +217,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         };
         let (responder, answer) = OneshotResponder::new_pair();
         let request = inner.parts.raft.write(Payload(payload)).with_leader(CommittedLeaderId::from(term)).responder(responder);
-        request.await.map_err(|e| fatal(&e))?;
+        // Without tokio's budget: a first poll that was cut short would let later proposals overtake this one.
+        tokio::task::unconstrained(request.into_future()).await.map_err(|e| fatal(&e))?;
         let answer = answer.await.map_err(|_| fatal(&"it dropped a proposal"))?;
         let response = answer.map_err(ProposeError::from_openraft::<C>)?;
         let at = LogPosition { term: term_of(&response.log_id), index: response.log_id.index };
@@ -345,6 +350,14 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         self.inner.stop.send_replace(true);
         if let Err(error) = self.inner.parts.raft.shutdown().await {
             tracing::warn!(%error, "consensus ended badly while stopping");
+        }
+        let closed = self.inner.parts.log_closed.lock().take();
+        if let Some(closed) = closed {
+            // The sender is only ever dropped, with the last handle to the log.
+            let closed = async move { drop(closed.await) };
+            if C::AsyncRuntime::timeout(CLOSE_LIMIT, closed).await.is_err() {
+                tracing::warn!("the log is still open {CLOSE_LIMIT:?} after the stop");
+            }
         }
     }
 

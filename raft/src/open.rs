@@ -14,7 +14,7 @@ use crate::failure::{Failure, FatalError};
 use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::IdentityStore;
-use crate::log::{LogStore, OpenLogError, OpenReport};
+use crate::log::{LogFailure, LogStore, OpenLogError, OpenReport};
 use crate::machine::StateMachine;
 use crate::metrics::NodeMetrics;
 use crate::network::Network;
@@ -45,7 +45,7 @@ impl OpenError {
 impl From<OpenLogError> for OpenError {
     fn from(error: OpenLogError) -> OpenError {
         let code = match &error {
-            OpenLogError::Io { .. } | OpenLogError::Thread(_) => ErrorCode::StorageFailed,
+            OpenLogError::Io { .. } | OpenLogError::InUse { .. } | OpenLogError::Thread(_) => ErrorCode::StorageFailed,
             OpenLogError::Metrics(_) => ErrorCode::Internal,
             _ => ErrorCode::StorageCorrupt,
         };
@@ -59,6 +59,20 @@ pub(crate) struct OpenLog<C: Host> {
     pub(crate) report: OpenReport,
     pub(crate) failure: Arc<Failure>,
     pub(crate) registry: Registry,
+    /// Resolves when the last handle to the log is gone.
+    pub(crate) closed: tokio::sync::oneshot::Receiver<()>,
+}
+
+/// Tells `failure` of the log's end, and by being dropped that the log is closed.
+pub(crate) fn reporter(failure: &Arc<Failure>) -> (Box<dyn Fn(LogFailure) + Send + Sync>, tokio::sync::oneshot::Receiver<()>) {
+    let (open, closed) = tokio::sync::oneshot::channel::<()>();
+    let failure = failure.clone();
+    let report = move |cause: LogFailure| {
+        // Held until the log drops this closure.
+        let _ = &open;
+        failure.report(FatalError::Storage(cause.to_string()));
+    };
+    (Box::new(report), closed)
 }
 
 /// Puts a member together over an open log. `network` is made once the identity is known.
@@ -100,7 +114,9 @@ where
         Some(cause) => OpenError::fatal(&cause),
         None => OpenError::storage(io::Error::other(fatal)),
     })?;
-    Ok(RaftNode::assemble(Parts { options, raft, machine: applied, identity, network, fence, failure: log.failure, metrics }))
+    let log_closed = parking_lot::Mutex::new(Some(log.closed));
+    let failure = log.failure;
+    Ok(RaftNode::assemble(Parts { options, raft, machine: applied, identity, network, fence, failure, metrics, log_closed }))
 }
 
 /// The directory's parts must belong together: a member that lost one of them must not vote.

@@ -25,30 +25,33 @@ impl<M: StateMachine> Node<M> {
         options: crate::options::Options,
         machine: std::sync::Arc<M>,
     ) -> Result<Node<M>, crate::open::OpenError> {
-        use std::sync::Arc;
-
-        use crate::failure::{Failure, FatalError};
-        use crate::log::{Flushing, LogOptions, LogStore};
-        use crate::open::{OpenError, OpenLog, open};
-
-        /// Newest log entries kept in memory for followers and the apply task.
-        const LOG_CACHE_BYTES: usize = 256 << 20;
-
-        let options = options.checked()?;
-        let failure = Arc::new(Failure::new());
-        let registry = prometheus::Registry::new();
-        let (dir, reporting, log_registry) = (options.data_dir.clone(), failure.clone(), registry.clone());
-        let opening = move || {
-            std::fs::create_dir_all(&dir).map_err(OpenError::storage)?;
-            let log_options = LogOptions {
-                flushing: Flushing::Thread,
-                cache_bytes: LOG_CACHE_BYTES,
-                fatal: Box::new(move |failure| reporting.report(FatalError::Storage(failure.to_string()))),
-            };
-            LogStore::open_rocks(&dir.join("log"), log_options, &log_registry).map_err(OpenError::from)
-        };
-        let (store, report) = tokio::task::spawn_blocking(opening).await.map_err(|e| OpenError::storage(std::io::Error::other(e)))??;
-        let profile = options.election;
-        open(options, machine, OpenLog { store, report, failure, registry }, |identity| GrpcNetwork::new(identity, profile)).await
+        // Reading, verifying and replaying the log blocks for as long as it is: not on an async thread.
+        let runtime = tokio::runtime::Handle::current();
+        let opening = tokio::task::spawn_blocking(move || runtime.block_on(open_here(options, machine)));
+        opening.await.map_err(|e| crate::open::OpenError::storage(std::io::Error::other(e)))?
     }
+}
+
+#[cfg(feature = "rocksdb")]
+async fn open_here<M: StateMachine>(
+    options: crate::options::Options,
+    machine: std::sync::Arc<M>,
+) -> Result<Node<M>, crate::open::OpenError> {
+    use crate::failure::Failure;
+    use crate::log::{Flushing, LogOptions, LogStore};
+    use crate::open::{OpenError, OpenLog, open, reporter};
+
+    /// Newest log entries kept in memory for followers and the apply task.
+    const LOG_CACHE_BYTES: usize = 256 << 20;
+
+    let options = options.checked()?;
+    std::fs::create_dir_all(&options.data_dir).map_err(OpenError::storage)?;
+    let failure = std::sync::Arc::new(Failure::new());
+    let registry = prometheus::Registry::new();
+    let (fatal, closed) = reporter(&failure);
+    let log_options = LogOptions { flushing: Flushing::Thread, cache_bytes: LOG_CACHE_BYTES, fatal };
+    let (store, report) = LogStore::open_rocks(&options.data_dir.join("log"), log_options, &registry)?;
+    let log = OpenLog { store, report, failure, registry, closed };
+    let profile = options.election;
+    open(options, machine, log, |identity| GrpcNetwork::new(identity, profile)).await
 }

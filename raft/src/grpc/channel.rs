@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
@@ -96,6 +97,17 @@ impl Connection {
         let mut state = self.state.lock();
         if state.generation == generation {
             state.opening = None;
+        }
+    }
+
+    /// What an answer came to. One who refuses may be another than was dialled, or its ghost: the next call dials anew.
+    pub(super) fn judge(&self, generation: u64, error: Option<v1::CallError>, payload: Bytes) -> Result<Bytes, LinkError> {
+        match error {
+            None => Ok(payload),
+            Some(error) => {
+                self.broke(generation);
+                Err(LinkError::Refused(error.into()))
+            }
         }
     }
 

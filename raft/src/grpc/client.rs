@@ -88,10 +88,6 @@ fn unreachable(address: &str, status: &tonic::Status) -> LinkError {
     LinkError::Unreachable(format!("{address}: {}", status.message()))
 }
 
-fn refused(error: v1::CallError) -> LinkError {
-    LinkError::Refused(error.into())
-}
-
 impl Link for GrpcLink {
     async fn call(&self, call: Call, payload: Bytes, limit: Duration) -> Result<Bytes, LinkError> {
         let connection = &self.connection;
@@ -111,7 +107,7 @@ impl Link for GrpcLink {
                 Call::TransferLeader => open.client.transfer_leader(request).await,
             };
             let answer = answer.map_err(|status| connection.failed(&open, &status))?.into_inner();
-            answer.error.map_or(Ok(answer.payload), |error| Err(refused(error)))
+            connection.judge(open.generation(), answer.error, answer.payload)
         };
         tokio::time::timeout(limit, asking).await.map_err(|_| LinkError::Timeout(limit))?
     }
@@ -137,7 +133,7 @@ impl Link for GrpcLink {
         let answers = answers.map_err(|status| connection.failed(&open, &status))?.into_inner();
         let generation = open.generation();
         let answers = answers.map(move |answer| match answer {
-            Ok(answer) => answer.error.map_or(Ok(answer.payload), |error| Err(refused(error))),
+            Ok(answer) => connection.judge(generation, answer.error, answer.payload),
             Err(status) => Err(connection.failed_generation(generation, &status)),
         });
         Ok(answers.boxed())
@@ -161,7 +157,7 @@ impl Link for GrpcLink {
                 return Err(LinkError::Unreachable(format!("the snapshot could not be read: {why}")));
             }
             let answer = answer.map_err(|status| connection.failed(&open, &status))?.into_inner();
-            answer.error.map_or(Ok(answer.payload), |error| Err(refused(error)))
+            connection.judge(open.generation(), answer.error, answer.payload)
         };
         tokio::time::timeout(limit, sending).await.map_err(|_| LinkError::Timeout(limit))?
     }

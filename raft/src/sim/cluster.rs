@@ -10,11 +10,11 @@ use tidepool_proto::{Address, NodeId};
 
 use super::host::seed_host;
 use super::network::{SimNetwork, World};
-use crate::failure::{Failure, FatalError};
+use crate::failure::Failure;
 use crate::log::{Flushing, LogOptions, LogStore, SimulatedDisk, StoreId};
 use crate::machine::StateMachine;
 use crate::node::RaftNode;
-use crate::open::{OpenError, OpenLog, open};
+use crate::open::{OpenError, OpenLog, open, reporter};
 use crate::options::{Member, Options};
 use crate::types::SimConfig;
 
@@ -106,14 +106,14 @@ impl<M: StateMachine> SimCluster<M> {
         (shared.adjust)(&mut options);
         let options = options.checked()?;
         let (failure, registry) = (Arc::new(Failure::new()), Registry::new());
-        let reporting = failure.clone();
+        let (fatal, closed) = reporter(&failure);
         let log_options = LogOptions {
             flushing: Flushing::Task,
             cache_bytes: CACHE_BYTES,
-            fatal: Box::new(move |failure| reporting.report(FatalError::Storage(failure.to_string()))),
+            fatal,
         };
         let (store, report) = LogStore::open(Arc::new(disk), &dir, log_options, &registry)?;
-        let log = OpenLog { store, report, failure, registry };
+        let log = OpenLog { store, report, failure, registry, closed };
         let world = shared.world.clone();
         let node = open(options, Arc::new((shared.machine)()), log, |identity| SimNetwork::new(id, identity, world)).await?;
         shared.world.listen(id, own.address.to_string(), node.inbound());

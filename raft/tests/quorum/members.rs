@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::{Leadership, Member, Node, OpenError, Options, Role};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -18,11 +19,21 @@ use crate::ledger::Ledger;
 /// Nothing here may take longer on the slowest machine; nothing waits for it to pass.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// A member on a runtime of its own, so that it can be ended as a whole, connections included.
 pub struct Running {
     pub node: Node<Ledger>,
-    server: JoinHandle<()>,
+    runtime: Option<Runtime>,
     /// What `Node::run` came to.
     pub taking_part: JoinHandle<Result<(), OpenError>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test's end is no place to wait in.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 pub struct Quorum {
@@ -71,48 +82,41 @@ impl Quorum {
 
     pub async fn start(&mut self, id: u64) -> Result<Node<Ledger>, OpenError> {
         let options = self.options(id);
-        let node = Node::open(options, Arc::new(Ledger::default())).await?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let opened = runtime.spawn(Node::open(options, Arc::new(Ledger::default()))).await.unwrap();
+        let node = match opened {
+            Ok(node) => node,
+            Err(error) => {
+                end(runtime).await;
+                return Err(error);
+            }
+        };
         let listener = match self.listeners.remove(&id) {
             Some(listener) => listener,
             None => rebind(self.socket(id)).await,
         };
-        let service = node.grpc();
-        let server = tokio::spawn(async move {
+        let (service, listener) = (node.grpc(), listener.into_std().unwrap());
+        runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
             let server = tonic::transport::Server::builder().tcp_nodelay(true).add_service(service);
             server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
         });
-        let taking_part = tokio::spawn({
-            let node = node.clone();
-            async move { node.run().await }
-        });
-        self.running.insert(id, Running { node: node.clone(), server, taking_part });
+        let running = node.clone();
+        let taking_part = runtime.spawn(async move { running.run().await });
+        self.running.insert(id, Running { node: node.clone(), runtime: Some(runtime), taking_part });
         Ok(node)
     }
 
-    /// Ends a member. Its directory stays.
+    /// Ends a member in the middle of whatever it does. Its directory stays.
     pub async fn kill(&mut self, id: u64) {
-        let Some(running) = self.running.remove(&id) else { return };
-        running.server.abort();
-        running.taking_part.abort();
-        // Ended, the server has let go of its port.
-        drop(running.server.await);
-        drop(running.taking_part.await);
-        running.node.shutdown().await;
-        drop(running.node);
+        if let Some(runtime) = self.running.remove(&id).and_then(|mut running| running.runtime.take()) {
+            end(runtime).await;
+        }
     }
 
-    /// Starts a member whose earlier life just ended: its database may take a moment to be let go.
+    /// Starts a member again.
     pub async fn restart(&mut self, id: u64) -> Node<Ledger> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            match self.start(id).await {
-                Ok(node) => return node,
-                Err(error) if Instant::now() < deadline && error.to_string().contains("lock") => {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-                Err(error) => panic!("node {id} does not come back: {error}"),
-            }
-        }
+        self.start(id).await.unwrap_or_else(|error| panic!("node {id} does not come back: {error}"))
     }
 
     pub fn wipe(&mut self, id: u64) {
@@ -177,6 +181,10 @@ pub async fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+async fn end(runtime: Runtime) {
+    tokio::task::spawn_blocking(move || runtime.shutdown_timeout(LIMIT)).await.unwrap();
 }
 
 async fn rebind(address: SocketAddr) -> TcpListener {
