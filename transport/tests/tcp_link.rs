@@ -59,6 +59,26 @@ async fn case_077_gets_share_a_few_long_lived_connections() {
     assert_eq!(engine.stats().connections_opened, 2);
 }
 
+/// A dropped engine leaves nothing behind: its connections end, and its threads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_engine_ends_its_connections_and_threads() {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("tp-data")).count()
+    };
+    let memory = TestMemory::new(2 << 20);
+    let served = Served::start(memory.clone()).await;
+    let engine = TcpEngine::new(options());
+    read_some(&engine, &served.address, &memory, 2 << 20).await.unwrap();
+    assert_eq!(served.server.connections(), 2);
+    let before = threads();
+    assert!(before > 0);
+    drop(engine);
+    eventually("the connections to end", || served.server.connections() == 0).await;
+    eventually("the threads to end", || threads() < before).await;
+}
+
 /// User report 79: throughput must not fall with the round trip. Shown by structure: while not one answer gets
 /// through, all requests reach the server. Fails if a connection waits for an answer before its next request.
 #[tokio::test(flavor = "multi_thread")]

@@ -100,6 +100,9 @@ impl TcpEngine {
         placed: &mut Placed,
         place: impl Fn(Vec<T>) -> (Exchange, oneshot::Receiver<()>),
     ) -> Result<(), Error> {
+        if items.is_empty() {
+            return Ok(());
+        }
         let total = items.iter().fold(0u64, |sum, (_, item)| sum.saturating_add(item.length()));
         let options = &self.shared.options;
         let wanted = if total >= options.stripe_bytes_min { options.stripes.max(1) } else { 1 };
