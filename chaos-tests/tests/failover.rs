@@ -4,8 +4,9 @@ mod rig;
 
 use std::time::{Duration, Instant};
 
-use rig::{WITHIN, connect, expect_all, keys, pool, put_all, wait_for};
+use rig::{WITHIN, assert_space_adds_up, connect, expect_all, free_bytes, keys, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
+use tidepool_chaos_tests::audit::remove_all;
 use tidepool_chaos_tests::rogue::RogueClient;
 use tidepool_client::{ErrorCode, PutOptions};
 
@@ -29,6 +30,16 @@ async fn case_001_every_acknowledged_object_survives_the_leader() {
     pool.cluster.wait_caught_up(leader, WITHIN).await.unwrap();
     let digests = pool.cluster.compare_digests(WITHIN).await.unwrap();
     assert!(digests.is_equal(), "{digests:?}");
+
+    // Nothing leaks over a failover: once everything is removed and the leases have ended, every byte is free again.
+    remove_all(&pool.client, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
+    let capacity = pool.cluster.capacity_bytes();
+    wait_for("every byte to be free again", async || {
+        let status = pool.cluster.leader_status(WITHIN).await.ok()?;
+        assert_space_adds_up(&status);
+        (free_bytes(&status) == capacity).then_some(())
+    })
+    .await;
 }
 
 /// User report 10: a stopped (not killed) leader kept its connections, and nobody took over. Here another takes over,

@@ -77,7 +77,7 @@ async fn babble(address: SocketAddr, frames: usize, seed: u64) {
 
 /// User report 109: unauthenticated frames became remote code execution. Random frames and length bombs on every port of
 /// every role: all processes live, none grows by what the frames claim to be long, nothing in the directory changes, and
-/// the pool serves. Fails when a length is believed before it is checked: tried with a reader that allocates it.
+/// the pool serves. Fails when a length is believed before it is checked.
 #[tokio::test(flavor = "multi_thread")]
 async fn case_109_garbage_on_every_port() {
     let frames = std::env::var("TIDEPOOL_GARBAGE_FRAMES").ok().and_then(|n| n.parse().ok()).unwrap_or(FRAMES);
