@@ -59,7 +59,7 @@ fn objects_go_in_and_out_and_every_outcome_has_its_exit_code() {
     assert_eq!(text(&with(&["ls", "b"]).stdout), "");
     let listed: serde_json::Value =
         serde_json::from_slice(&with(&["ls", "-o", "json", "--limit", "1"]).stdout).unwrap();
-    assert_eq!((listed["objects"][0]["key"].as_str(), listed["more"].as_bool()), (Some("a/1"), Some(true)));
+    assert_eq!((listed["objects"].as_array().map(Vec::len), listed["more"].as_bool()), (Some(1), Some(true)));
 
     let place = with(&["stat", "--where", "a/2"]);
     let place = text(&place.stdout);

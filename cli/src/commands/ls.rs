@@ -1,5 +1,7 @@
 //! `tidepool ls [PREFIX]`.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use serde_json::json;
 
@@ -12,22 +14,24 @@ use crate::output::{self, Format, Table, show_key};
 /// Most objects asked for at a time.
 const PAGE: u64 = 1000;
 
-/// Lists keys in order, page by page.
+/// Lists keys, sorted. The directory pages in the order of its own index, so that with more keys than the limit the
+/// ones shown are some of them, the same ones each time.
 pub async fn run(context: &Context, args: &LsArgs) -> anyhow::Result<Exit> {
     let client = context.client().await?;
+    let until = Instant::now() + context.deadline();
     let mut objects = Vec::new();
     let mut after = Bytes::new();
     let mut more = true;
     while more && (objects.len() as u64) < args.limit {
         let limit = PAGE.min(args.limit - objects.len() as u64) as u32;
-        let page = client.list(args.prefix.as_bytes(), limit, &after, Some(context.deadline())).await?;
+        let left = until.saturating_duration_since(Instant::now());
+        let page = client.list(args.prefix.as_bytes(), limit, &after, Some(left)).await?;
+        // A page may be empty and yet not the last: the directory looks at a bounded number of keys for each.
         more = page.more;
-        match page.objects.last() {
-            Some(last) => after = last.key.clone(),
-            None => break,
-        }
+        after = page.next;
         objects.extend(page.objects);
     }
+    objects.sort_by(|one, other| one.key.cmp(&other.key));
     match context.format {
         Format::Json => {
             let items: Vec<_> = objects
