@@ -66,10 +66,8 @@ async fn a_leased_object_is_removed_only_with_force_and_its_space_waits_for_the_
     assert_eq!(client.exist(&[b"k"], v1::LeaseMode::NoTouch, 0).await, [false]);
     assert_eq!(segment(&quorum).await.retired_bytes, extent_bytes(1000), "leased space must not return");
     client.ask(Ask::ReleaseLease(v1::ReleaseLeaseRequest { object_ids: vec![object] })).await.expect("release");
-    until("the space returns after the lease was given back", || async {
-        segment(&quorum).await.retired_bytes == 0
-    })
-    .await;
+    until("the space returns after the lease was given back", || async { segment(&quorum).await.retired_bytes == 0 })
+        .await;
     assert_eq!(segment(&quorum).await.free_bytes, 16 * MIB);
 }
 
@@ -170,7 +168,8 @@ async fn a_stale_incarnation_is_fenced_and_a_foreign_history_is_refused() {
     let quorum = Quorum::start(|_| {}).await;
     let mut node = quorum.datanode(16 * MIB).await;
     for (incarnation, history, expected) in [
-        (node.incarnation + 1, node.history.0, ErrorCode::Fenced),
+        (node.incarnation - 1, node.history.0, ErrorCode::Fenced),
+        (node.incarnation + 1, node.history.0, ErrorCode::NotLeader),
         (node.incarnation, node.history.0 ^ 1, ErrorCode::WrongCluster),
     ] {
         let beat = v1::HeartbeatRequest { incarnation, history, ..node.beat(1, vec![]) };
@@ -196,10 +195,22 @@ async fn bad_input_is_refused_by_its_own_code_and_changes_nothing() {
     };
     let session = client.session;
     let table = [
-        ("exist of an empty key", Ask::Exist(v1::ExistRequest { keys: keys(b""), ..Default::default() }), ErrorCode::InvalidKey),
-        ("exist of a long key", Ask::Exist(v1::ExistRequest { keys: keys(&long), ..Default::default() }), ErrorCode::InvalidKey),
+        (
+            "exist of an empty key",
+            Ask::Exist(v1::ExistRequest { keys: keys(b""), ..Default::default() }),
+            ErrorCode::InvalidKey,
+        ),
+        (
+            "exist of a long key",
+            Ask::Exist(v1::ExistRequest { keys: keys(&long), ..Default::default() }),
+            ErrorCode::InvalidKey,
+        ),
         ("exist of nothing", Ask::Exist(v1::ExistRequest::default()), ErrorCode::InvalidParams),
-        ("locate of an empty key", Ask::Locate(v1::LocateRequest { keys: keys(b""), ..Default::default() }), ErrorCode::InvalidKey),
+        (
+            "locate of an empty key",
+            Ask::Locate(v1::LocateRequest { keys: keys(b""), ..Default::default() }),
+            ErrorCode::InvalidKey,
+        ),
         ("put of an empty key", put(b"", 1, session), ErrorCode::InvalidKey),
         ("put of a long key", put(&long, 1, session), ErrorCode::InvalidKey),
         ("put of zero bytes", put(b"z", 0, session), ErrorCode::InvalidParams),
@@ -207,7 +218,11 @@ async fn bad_input_is_refused_by_its_own_code_and_changes_nothing() {
         ("put larger than the pool", put(b"z", 17 * MIB, session), ErrorCode::NoSpace),
         ("put of an unknown session", put(b"z", 1, 99), ErrorCode::SessionUnknown),
         ("put of no session", put(b"z", 1, 0), ErrorCode::SessionUnknown),
-        ("list of a huge page", Ask::List(v1::ListRequest { limit: u32::MAX, ..Default::default() }), ErrorCode::InvalidParams),
+        (
+            "list of a huge page",
+            Ask::List(v1::ListRequest { limit: u32::MAX, ..Default::default() }),
+            ErrorCode::InvalidParams,
+        ),
         (
             "lengths that do not add up",
             Ask::Exist(v1::ExistRequest {
@@ -238,4 +253,22 @@ async fn bad_input_is_refused_by_its_own_code_and_changes_nothing() {
 async fn segment(quorum: &Quorum) -> v1::SegmentStatus {
     let mut admin = v1::admin_service_client::AdminServiceClient::connect(quorum.uri.clone()).await.expect("admin");
     admin.status(v1::StatusRequest {}).await.expect("status").into_inner().segments.remove(0)
+}
+
+/// User report 96: a client that suspected every datanode was told NO_SPACE until its deadline.
+#[tokio::test]
+async fn case_096_a_client_that_suspects_every_datanode_is_still_given_one() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(16 * MIB).await, quorum.client().await);
+    let item = v1::PutStartItem { key: b"k"[..].into(), length: 1000, token: vec![1; 16].into() };
+    let request = v1::PutStartRequest {
+        session_id: client.session,
+        items: vec![item],
+        excluded_nodes: vec![node.node_id],
+        ..Default::default()
+    };
+    match client.ask(Ask::PutStart(request)).await {
+        Ok(Answer::PutStart(r)) => assert_eq!(code(&r.grants[0].error), ErrorCode::Ok),
+        other => panic!("{other:?}"),
+    }
 }

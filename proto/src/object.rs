@@ -199,7 +199,10 @@ pub fn verify_blocks(prefix: &[u8], first_block: u64, blocks: &[u8]) -> Result<(
         let at = HEADER_BYTES + index * CHECKSUM_BYTES;
         let stored = prefix.get(at..at + CHECKSUM_BYTES).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")));
         if stored != Some(checksum(block)) {
-            return Err(Error::new(ErrorCode::ChecksumMismatch, format!("payload block {index} does not match its CRC")));
+            return Err(Error::new(
+                ErrorCode::ChecksumMismatch,
+                format!("payload block {index} does not match its CRC"),
+            ));
         }
     }
     Ok(())
@@ -236,7 +239,10 @@ pub fn verify_parts(prefix: &[u8], parts: &[&[u8]]) -> Result<(), Error> {
         index += 1;
     }
     if prefix.len() != HEADER_BYTES + index * CHECKSUM_BYTES {
-        return Err(Error::new(ErrorCode::ChecksumMismatch, format!("payload has {index} blocks, its table another number")));
+        return Err(Error::new(
+            ErrorCode::ChecksumMismatch,
+            format!("payload has {index} blocks, its table another number"),
+        ));
     }
     Ok(())
 }
@@ -264,10 +270,7 @@ mod tests {
     fn parts_and_whole_have_one_prefix() {
         let payload: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
         let (a, b) = payload.split_at(70_001);
-        assert_eq!(
-            build_prefix(History(1), ObjectId(2), key_hash("", b"k"), &[a, b]),
-            sample(&payload)
-        );
+        assert_eq!(build_prefix(History(1), ObjectId(2), key_hash("", b"k"), &[a, b]), sample(&payload));
     }
 
     #[test]

@@ -58,7 +58,10 @@ impl AdminFace {
             ));
         }
         let digest = machine.digest_at(at).ok_or_else(|| {
-            Error::new(ErrorCode::InvalidParams, format!("no checkpoint was applied at index {at}; take one from the leader"))
+            Error::new(
+                ErrorCode::InvalidParams,
+                format!("no checkpoint was applied at index {at}; take one from the leader"),
+            )
         })?;
         Ok((at, digest))
     }
@@ -89,7 +92,11 @@ impl v1::admin_service_server::AdminService for AdminFace {
     ) -> Result<Response<v1::SetLogLevelResponse>, Status> {
         let filter = &request.get_ref().filter;
         let error = self.log_filter.set(filter).err().map(|why| {
-            Error::new(ErrorCode::InvalidParams, format!("log filter '{filter}': {why}; write `info` or `tidepool_master=debug,info`")).into()
+            Error::new(
+                ErrorCode::InvalidParams,
+                format!("log filter '{filter}': {why}; write `info` or `tidepool_master=debug,info`"),
+            )
+            .into()
         });
         Ok(Response::new(v1::SetLogLevelResponse { error }))
     }

@@ -93,12 +93,25 @@ impl Service {
         Ok(tenure)
     }
 
+    /// Whether a quorum confirmed this leader lately. One that is cut off keeps its role in Raft; it must not keep its
+    /// datanodes on a log time and on commands that nobody else knows.
+    pub fn is_confirmed(&self) -> bool {
+        let ago = self.node.status().quorum_confirmed_ago;
+        ago.is_some_and(|ago| ago <= 2 * self.options.election.timeout_max())
+    }
+
     /// NOT_LEADER, naming the leader when it is known.
     pub fn not_leader(&self) -> Error {
         let leadership = self.node.watch_leadership().borrow().clone();
-        let hint = leadership.leader.map(|leader| refusal::hint(&leader, leadership.term)).filter(|h| h.node_id != self.options.node_id.0);
+        let hint = leadership
+            .leader
+            .map(|leader| refusal::hint(&leader, leadership.term))
+            .filter(|h| h.node_id != self.options.node_id.0);
         let message = match &hint {
-            Some(h) => format!("master {} does not lead; the leader is master {} at {}", self.options.node_id, h.node_id, h.address),
+            Some(h) => format!(
+                "master {} does not lead; the leader is master {} at {}",
+                self.options.node_id, h.node_id, h.address
+            ),
             None => format!("master {} does not lead and knows no leader; try again", self.options.node_id),
         };
         Error::new(ErrorCode::NotLeader, message).with_leader(hint)
@@ -140,10 +153,7 @@ impl Service {
             ));
         }
         if !theirs.cluster_uuid.is_empty() && theirs.cluster_uuid != ours.cluster_uuid {
-            return refuse(format!(
-                "the caller belongs to another cluster; this is {}",
-                self.node.identity().cluster
-            ));
+            return refuse(format!("the caller belongs to another cluster; this is {}", self.node.identity().cluster));
         }
         if theirs.history != 0 && theirs.history != ours.history {
             return refuse(format!(
@@ -189,9 +199,9 @@ impl Service {
 
 /// Sixteen bytes, or a clear refusal.
 pub fn uuid(bytes: &[u8], name: &str) -> Result<[u8; 16], Error> {
-    bytes.try_into().map_err(|_| {
-        Error::new(ErrorCode::InvalidParams, format!("{name} has {} bytes; it must have 16", bytes.len()))
-    })
+    bytes
+        .try_into()
+        .map_err(|_| Error::new(ErrorCode::InvalidParams, format!("{name} has {} bytes; it must have 16", bytes.len())))
 }
 
 /// An outcome that the op cannot have.

@@ -40,6 +40,9 @@ const GAUGE_INTERVAL: Duration = Duration::from_millis(500);
 /// Why a master could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum MasterError {
+    /// A setting.
+    #[error(transparent)]
+    Options(#[from] Error),
     /// The RPC port.
     #[error("cannot listen on {address}: {cause}; is another process using the port?")]
     Listen {
@@ -79,6 +82,7 @@ pub struct Master {
 impl Master {
     /// Opens the log, listens, and takes part in the quorum; returns when it does.
     pub async fn start(options: MasterOptions, log_filter: LogFilter) -> Result<Master, MasterError> {
+        options.check()?;
         let listen_error = |cause| MasterError::Listen { address: options.listen.clone(), cause };
         let machine = Arc::new(Machine::new());
         let node = MasterNode::open(options.raft(), machine.clone()).await?;
@@ -162,7 +166,8 @@ fn serve(
     closing: Arc<watch::Sender<bool>>,
     stopped: Arc<watch::Sender<Option<Stopped>>>,
 ) {
-    let client = ClientServiceServer::new(ClientFace::new(service.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let client =
+        ClientServiceServer::new(ClientFace::new(service.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let nodes = NodeServiceServer::new(NodeFace::new(service.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let admin = AdminServiceServer::new(AdminFace::new(service.clone(), log_filter));
     let server = Server::builder()

@@ -94,7 +94,10 @@ impl ServiceMetrics {
             evicted_objects: counters("evicted_objects_total", "Objects evicted, by reason", &["reason"])?,
             evicted_bytes: counters("evicted_bytes_total", "Bytes evicted, by reason", &["reason"])?,
             read_reports: counters("read_reports_total", "Failed reads reported by clients, by kind", &["kind"])?,
-            corrupt_replicas: counter("corrupt_replicas_total", "Replicas dropped after their datanode found them corrupt")?,
+            corrupt_replicas: counter(
+                "corrupt_replicas_total",
+                "Replicas dropped after their datanode found them corrupt",
+            )?,
             leases_broken: counter(
                 "leases_broken_total",
                 "Objects reclaimed while a predecessor's lease may still have run",

@@ -106,16 +106,27 @@ async fn commit(tenure: &Tenure, op: Op<'_>) -> Result<Outcome, Error> {
 /// Works on one beat.
 fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse, Error> {
     let tenure = service.tenure()?;
+    if !service.is_confirmed() {
+        return Err(service.not_leader());
+    }
     let (id, incarnation) = (NodeId(beat.node_id), Incarnation(beat.incarnation));
     if beat.history != service.history().0 {
         return Err(Error::new(
             ErrorCode::WrongCluster,
-            format!("datanode {id} knows history {:x}; the cluster is in {:x}: register anew", beat.history, service.history().0),
+            format!(
+                "datanode {id} knows history {:x}; the cluster is in {:x}: register anew",
+                beat.history,
+                service.history().0
+            ),
         ));
     }
     let Some(node) = service.directory().node(id) else {
         return Err(Error::new(ErrorCode::NodeUnknown, format!("datanode {id} is not registered: register anew")));
     };
+    if node.incarnation < incarnation {
+        // This master has not heard of that life: it must have been deposed.
+        return Err(service.not_leader());
+    }
     if node.incarnation != incarnation {
         return Err(Error::new(
             ErrorCode::Fenced,
@@ -175,15 +186,11 @@ type BeatStream = Pin<Box<dyn Stream<Item = Result<v1::HeartbeatResponse, Status
 
 #[tonic::async_trait]
 impl v1::node_service_server::NodeService for NodeFace {
-    async fn register(
-        &self,
-        request: Request<v1::RegisterRequest>,
-    ) -> Result<Response<v1::RegisterResponse>, Status> {
+    async fn register(&self, request: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
         let answer = NodeFace::register(self, request.get_ref()).await;
-        Ok(Response::new(answer.unwrap_or_else(|error| v1::RegisterResponse {
-            error: Some(error.into()),
-            ..Default::default()
-        })))
+        Ok(Response::new(
+            answer.unwrap_or_else(|error| v1::RegisterResponse { error: Some(error.into()), ..Default::default() }),
+        ))
     }
 
     async fn mount(&self, request: Request<v1::MountRequest>) -> Result<Response<v1::MountResponse>, Status> {
@@ -212,6 +219,7 @@ impl v1::node_service_server::NodeService for NodeFace {
                 error: Some(error.into()),
                 term: service.term(),
                 sequence,
+                identity: Some(service.identity()),
                 ..Default::default()
             }))
         });

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidepool_proto::{Address, NodeId};
+use tidepool_proto::capability::GRANT_LIFETIME_MAX_MS;
+use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
 /// Settings of one master. Every limit is named here and shown by `tidepool config show`.
@@ -73,6 +74,27 @@ impl MasterOptions {
             snapshot_log_bytes: 256 << 20,
             keep_log_entries: 50_000,
         }
+    }
+
+    /// Refuses settings that contradict what others rely on.
+    pub fn check(&self) -> Result<(), Error> {
+        let longest = Duration::from_millis(GRANT_LIFETIME_MAX_MS);
+        if self.put_start_discard_timeout > longest {
+            return Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!(
+                    "put_start_discard_timeout is {:?}; datanodes remember grants for {longest:?}, which is the limit",
+                    self.put_start_discard_timeout
+                ),
+            ));
+        }
+        if self.lease_ttl_default > self.lease_ttl_max {
+            return Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!("lease_ttl {:?} is longer than lease_ttl_max {:?}", self.lease_ttl_default, self.lease_ttl_max),
+            ));
+        }
+        Ok(())
     }
 
     /// The part that concerns the log.

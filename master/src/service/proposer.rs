@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
 use tidepool_proto::{Error, ErrorCode};
+use tidepool_raft::ProposeError;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::leases::Marks;
@@ -142,14 +143,17 @@ impl Pump {
             let payload = match self.entry(&groups) {
                 Ok(payload) => payload,
                 Err(error) => {
-                    settle(Err(error), groups);
+                    settle(Err((error, Fate::Refused)), groups);
                     continue;
                 }
             };
             let (node, term) = (self.node.clone(), self.term);
             tokio::spawn(async move {
                 let result = node.propose(payload, term).await;
-                settle(result.map(|applied| applied.outcome).map_err(refusal::proposal), groups);
+                settle(
+                    result.map(|applied| applied.outcome).map_err(|e| (refusal::proposal(&e), Fate::of(&e))),
+                    groups,
+                );
                 drop(permit);
             });
         }
@@ -171,9 +175,29 @@ impl Pump {
     }
 }
 
+/// What became of an entry without an outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    /// It was never logged: it will not take effect.
+    Refused,
+    /// It was logged, and may yet take effect.
+    Unknown,
+}
+
+impl Fate {
+    fn of(error: &ProposeError) -> Fate {
+        match error {
+            ProposeError::NotLeader { .. } | ProposeError::Unavailable(_) | ProposeError::TooLong { .. } => {
+                Fate::Refused
+            }
+            ProposeError::Unknown { .. } | ProposeError::Fatal(_) => Fate::Unknown,
+        }
+    }
+}
+
 /// Hands every group its part of the entry's outcomes. The marks are dropped here, after the fate is known; while it is
 /// not known (the term is ending) they stay.
-fn settle(result: Result<Vec<Outcome>, Error>, groups: Vec<Group>) {
+fn settle(result: Result<Vec<Outcome>, (Error, Fate)>, groups: Vec<Group>) {
     match result {
         Ok(outcomes) => {
             let mut outcomes = outcomes.into_iter();
@@ -184,9 +208,9 @@ fn settle(result: Result<Vec<Outcome>, Error>, groups: Vec<Group>) {
                 let _abandoned = group.reply.send(Ok(part));
             }
         }
-        Err(error) => {
+        Err((error, fate)) => {
             for group in groups {
-                if let Some(marks) = &group.marks {
+                if let Some(marks) = group.marks.as_ref().filter(|_| fate == Fate::Unknown) {
                     marks.keep();
                 }
                 let _abandoned = group.reply.send(Err(error.clone()));

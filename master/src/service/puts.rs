@@ -18,7 +18,8 @@ use super::reads::addresses;
 use super::room;
 use super::tenure::Tenure;
 use crate::directory::{
-    Grant, Op, Outcome, PutEnd, PutStart, ReplicaEnd, ReplicaMode, ReplicaStatus, SessionId, Statuses, TenantId, Token,
+    Contact, Grant, Op, Outcome, PutEnd, PutStart, ReplicaEnd, ReplicaMode, ReplicaStatus, SessionId, Statuses,
+    TenantId, Token,
 };
 
 /// Part of the caller's time kept for carrying the answer home.
@@ -33,7 +34,7 @@ pub async fn start(
     session: SessionId,
     deadline: Instant,
 ) -> Result<v1::PutStartResponse, Error> {
-    let batch = Batch::check(request, session)?;
+    let batch = Batch::check(service, request, session)?;
     let tenure = service.tenure()?;
     let began = Instant::now();
     let mut grants = vec![v1::PutGrant::default(); request.items.len()];
@@ -69,7 +70,7 @@ pub async fn start(
         if !again.is_empty() {
             tenure.set_reserve_gone(true);
         }
-        if out_of_time || no_room_ever(service, &again, request) {
+        if out_of_time || no_room_ever(service, &again, &batch) {
             for (i, _, error) in again.drain(..) {
                 grants[i].error = Some(error.retry_after(NO_ROOM_PAUSE.as_millis() as u32).for_item(i));
             }
@@ -95,7 +96,7 @@ struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn check(request: &'a v1::PutStartRequest, session: SessionId) -> Result<Batch<'a>, Error> {
+    fn check(service: &Service, request: &'a v1::PutStartRequest, session: SessionId) -> Result<Batch<'a>, Error> {
         check_session(session)?;
         check_count(request.items.len())?;
         let replica_num = request.replica_num.max(1);
@@ -110,7 +111,7 @@ impl<'a> Batch<'a> {
             Ok(v1::ReplicaMode::BestEffort) => ReplicaMode::BestEffort,
             Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown replica mode")),
         };
-        let excluded = request.excluded_nodes.iter().map(|&n| NodeId(n)).collect();
+        let excluded = excluded(service, &request.excluded_nodes);
         Ok(Batch { request, session, replica_num: replica_num as u8, mode, excluded })
     }
 
@@ -134,7 +135,8 @@ impl<'a> Batch<'a> {
         } else {
             None
         };
-        let mut spare = room.as_mut().map(|r| std::mem::take(&mut r.found).into_iter()).into_iter().flatten().peekable();
+        let mut spare =
+            room.as_mut().map(|r| std::mem::take(&mut r.found).into_iter()).into_iter().flatten().peekable();
         let mut ops = Vec::with_capacity(waiting.len());
         let mut neighbour_marks = Vec::new();
         for (i, token) in waiting {
@@ -207,14 +209,27 @@ fn lacks_room(error: &Error) -> bool {
 }
 
 /// Whether waiting cannot help: no segment is large enough, or there is none at all.
-fn no_room_ever(service: &Service, again: &[(usize, Token, Error)], request: &v1::PutStartRequest) -> bool {
+fn no_room_ever(service: &Service, again: &[(usize, Token, Error)], batch: &Batch<'_>) -> bool {
     if again.is_empty() {
         return false;
     }
-    let largest = service.directory().segments().iter().map(|s| s.capacity).max().unwrap_or(0);
+    let segments = service.directory().segments();
+    let eligible = segments.iter().filter(|s| s.contact == Contact::Heard && !batch.excluded.contains(&s.node));
+    let largest = eligible.map(|s| s.capacity).max().unwrap_or(0);
     again.iter().all(|(i, _, error)| {
-        extent_bytes(request.items[*i].length) > largest || error.code() == ErrorCode::NotEnoughReplicas
+        extent_bytes(batch.request.items[*i].length) > largest || error.code() == ErrorCode::NotEnoughReplicas
     })
+}
+
+/// Nodes this client asks to be left out: those it cannot reach. It may be wrong about all of them, so an exclusion that
+/// leaves no node to choose is not followed: the client then tries one it suspects, and finds out.
+fn excluded(service: &Service, asked: &[u64]) -> SmallVec<[NodeId; 2]> {
+    if asked.is_empty() {
+        return SmallVec::new();
+    }
+    let heard = service.directory().nodes().into_iter().filter(|n| n.contact == Contact::Heard && n.segments > 0);
+    let leaves_one = heard.into_iter().any(|n| !asked.contains(&n.node.0));
+    if leaves_one { asked.iter().map(|&n| NodeId(n)).collect() } else { SmallVec::new() }
 }
 
 fn note_evicted(service: &Service, grant: &Grant) {

@@ -195,7 +195,10 @@ fn checked_keys(keys: Option<&v1::Keys>) -> Result<Vec<&[u8]>, Error> {
     };
     if keys.len() > BATCH_ITEMS_MAX {
         let count = keys.len();
-        return Err(Error::new(ErrorCode::InvalidParams, format!("{count} keys in one call; the limit is {BATCH_ITEMS_MAX}")));
+        return Err(Error::new(
+            ErrorCode::InvalidParams,
+            format!("{count} keys in one call; the limit is {BATCH_ITEMS_MAX}"),
+        ));
     }
     let keys: Vec<&[u8]> = keys.iter()?.collect();
     for (i, key) in keys.iter().enumerate() {
@@ -210,7 +213,12 @@ fn reachable<'v>(view: &'v ObjectView<'_>, suspects: &'v [u64]) -> impl Iterator
 }
 
 /// Where an object is, unsigned; `None` when a no-lease mark was met.
-fn locate(tenure: &Tenure, view: Option<&ObjectView<'_>>, suspects: &[u64], terms: &Terms) -> Option<v1::ObjectLocation> {
+fn locate(
+    tenure: &Tenure,
+    view: Option<&ObjectView<'_>>,
+    suspects: &[u64],
+    terms: &Terms,
+) -> Option<v1::ObjectLocation> {
     let failed = |code: ErrorCode| v1::ObjectLocation { code: code as u32, ..Default::default() };
     let Some(view) = view else { return Some(failed(ErrorCode::ObjectNotFound)) };
     if view.state == ObjectState::Processing {
@@ -325,7 +333,12 @@ fn list(service: &Service, request: &v1::ListRequest) -> Result<v1::ListResponse
     let limit = match request.limit {
         0 => 1_000,
         n if n as usize <= LIST_PAGE_MAX => n as usize,
-        n => return Err(Error::new(ErrorCode::InvalidParams, format!("page of {n} objects; the limit is {LIST_PAGE_MAX}"))),
+        n => {
+            return Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!("page of {n} objects; the limit is {LIST_PAGE_MAX}"),
+            ));
+        }
     };
     let after = (!request.after.is_empty()).then(|| &request.after[..]);
     let page = service.directory().list(TenantId::DEFAULT, &request.prefix, after, limit);
@@ -367,4 +380,3 @@ fn read_report(service: &Service, tenure: &Tenure, request: &v1::ReadReportReque
     }
     v1::ReadReportResponse {}
 }
-

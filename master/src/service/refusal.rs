@@ -12,14 +12,14 @@ pub fn hint(member: &Member, term: u64) -> v1::LeaderHint {
 }
 
 /// Why a proposal failed. An entry whose fate is unknown reads as DEADLINE_EXCEEDED does: retry with the same token.
-pub fn proposal(error: ProposeError) -> Error {
+pub fn proposal(error: &ProposeError) -> Error {
     let message = error.to_string();
     match error {
         ProposeError::NotLeader { hint: leader } => {
-            Error::new(ErrorCode::NotLeader, message).with_leader(leader.map(|m| hint(&m, 0)))
+            Error::new(ErrorCode::NotLeader, message).with_leader(leader.as_ref().map(|m| hint(m, 0)))
         }
         ProposeError::Unknown { hint: leader } => {
-            Error::new(ErrorCode::Unavailable, message).with_leader(leader.map(|m| hint(&m, 0)))
+            Error::new(ErrorCode::Unavailable, message).with_leader(leader.as_ref().map(|m| hint(m, 0)))
         }
         ProposeError::Unavailable(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
         ProposeError::TooLong { .. } => Error::new(ErrorCode::InvalidParams, message),

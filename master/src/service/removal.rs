@@ -30,8 +30,7 @@ pub async fn remove(
         Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown remove mode")),
     };
     let tenure = service.tenure()?;
-    let mut removal =
-        Batch { service, tenure: &tenure, request, session, mode, results: vec![None; keys.len()] };
+    let mut removal = Batch { service, tenure: &tenure, request, session, mode, results: vec![None; keys.len()] };
     let mut waiting: Vec<usize> = Vec::with_capacity(keys.len());
     for (i, key) in keys.iter().enumerate() {
         match check_key(key) {
@@ -85,9 +84,8 @@ impl Batch<'_> {
                 }
                 Decision::Leased(remaining_ms) => {
                     let key = String::from_utf8_lossy(keys[i]);
-                    let message = format!(
-                        "key '{key}' is leased for another {remaining_ms} ms; wait, or remove with force"
-                    );
+                    let message =
+                        format!("key '{key}' is leased for another {remaining_ms} ms; wait, or remove with force");
                     let error = Error::new(ErrorCode::ObjectHasLease, message).retry_after(remaining_ms as u32);
                     self.results[i] = Some(error.for_item(i));
                 }

@@ -91,8 +91,7 @@ pub fn neighbours(service: &Service, tenure: &Tenure, payload_bytes: u64) -> Vic
     let now_ms = tenure.now_ms();
     let found = service.directory().neighbour_victims(extent_bytes(payload_bytes), |victim| {
         let object = victim.object;
-        victims.marks.objects().contains(&object)
-            || admit(service, tenure, object, &mut victims.marks, now_ms)
+        victims.marks.objects().contains(&object) || admit(service, tenure, object, &mut victims.marks, now_ms)
     });
     victims.found = found.unwrap_or_default();
     victims

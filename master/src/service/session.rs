@@ -47,7 +47,10 @@ type ResponseStream = Pin<Box<dyn Stream<Item = Result<v1::ClientResponse, Statu
 impl v1::client_service_server::ClientService for ClientFace {
     type SessionStream = ResponseStream;
 
-    async fn session(&self, request: Request<Streaming<v1::ClientRequest>>) -> Result<Response<ResponseStream>, Status> {
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::ClientRequest>>,
+    ) -> Result<Response<ResponseStream>, Status> {
         let (later, waiting) = mpsc::channel(SESSION_CALLS_MAX);
         let session = Arc::new(Session {
             service: self.service.clone(),
@@ -184,13 +187,9 @@ async fn dispatch(
     let session = |named: u64| SessionId(if named == 0 { stream_session } else { named });
     match request.body.as_ref() {
         Some(Ask::Hello(r)) => service.hello(r).await.map(Answer::Hello),
-        Some(Ask::PutStart(r)) => {
-            puts::start(service, r, session(r.session_id), deadline).await.map(Answer::PutStart)
-        }
+        Some(Ask::PutStart(r)) => puts::start(service, r, session(r.session_id), deadline).await.map(Answer::PutStart),
         Some(Ask::PutEnd(r)) => puts::end(service, &r.items, session(r.session_id)).await.map(Answer::PutEnd),
-        Some(Ask::PutRevoke(r)) => {
-            puts::revoke(service, &r.items, session(r.session_id)).await.map(Answer::PutRevoke)
-        }
+        Some(Ask::PutRevoke(r)) => puts::revoke(service, &r.items, session(r.session_id)).await.map(Answer::PutRevoke),
         Some(Ask::Remove(r)) => removal::remove(service, r, session(r.session_id)).await.map(Answer::Remove),
         Some(_) => reads::answer(service, request).await,
         None => Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),

@@ -141,7 +141,9 @@ fn segments(service: &Service) -> Vec<v1::SegmentStatus> {
 fn next_step(status: &v1::StatusResponse) -> String {
     let voters = status.members.iter().filter(|m| m.voter).count();
     if status.leader.is_none() {
-        return format!("no leader: start or reach a majority of the {voters} masters; then run `tidepool status` again");
+        return format!(
+            "no leader: start or reach a majority of the {voters} masters; then run `tidepool status` again"
+        );
     }
     if status.nodes.is_empty() {
         return "no datanode has registered: start one with `tidepool datanode --masters <this address>`".to_owned();
@@ -156,7 +158,11 @@ fn next_step(status: &v1::StatusResponse) -> String {
         status.role == "leader" && m.voter && m.matched_index > 0 && m.matched_index + 10_000 < status.last_log_index
     });
     if let Some(member) = lagging {
-        return format!("master {} lags by {} entries: look at its disk", member.node_id, status.last_log_index - member.matched_index);
+        return format!(
+            "master {} lags by {} entries: look at its disk",
+            member.node_id,
+            status.last_log_index - member.matched_index
+        );
     }
     match voters {
         1 => "a quorum of one loses service when this process stops; run three masters in production".to_owned(),

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tidepool_proto::clock::{BootInstant, grantor_share};
 use tidepool_proto::{LogTime, ObjectId};
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::leases::LeaseTable;

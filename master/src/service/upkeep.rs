@@ -72,7 +72,9 @@ where
             match result {
                 Ok(()) => {}
                 Err(error) if error.code() == ErrorCode::NotLeader => {}
-                Err(error) => tracing::warn!(term = tenure.term, work = name, %error, "background work failed; it goes on"),
+                Err(error) => {
+                    tracing::warn!(term = tenure.term, work = name, %error, "background work failed; it goes on")
+                }
             }
         }
     });
@@ -140,7 +142,13 @@ enum Judgement {
 
 /// A failover never expires a healthy node (silence counts from taking office) and never re-lists a dead one (it must
 /// have been heard in this term). [plant]
-fn judge(contact: Contact, silence: Duration, heard: bool, suspect_after: Duration, forget_after: Duration) -> Judgement {
+fn judge(
+    contact: Contact,
+    silence: Duration,
+    heard: bool,
+    suspect_after: Duration,
+    forget_after: Duration,
+) -> Judgement {
     match contact {
         _ if silence >= forget_after => Judgement::Forget,
         Contact::Heard if silence >= suspect_after => Judgement::Suspect,
