@@ -94,7 +94,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
         if !listed {
             return self.join(&seen).await;
         }
-        if let Some(other) = seen.iter().find(|s| s.initialized && (record.cluster.is_none() || s.cluster != record.cluster)) {
+        if let Some(other) =
+            seen.iter().find(|s| s.initialized && (record.cluster.is_none() || s.cluster != record.cluster))
+        {
             return Err(wrong(how_to_join(own, other)));
         }
         if leads != own {
@@ -129,7 +131,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
             match answer {
                 Ok(answer) => match understand(member, answer) {
                     Ok(one) => seen.push(one),
-                    Err(error) if passes(&error) => missing.push(format!("node {} at {}: {error}", member.node_id, member.address)),
+                    Err(error) if passes(&error) => {
+                        missing.push(format!("node {} at {}: {error}", member.node_id, member.address))
+                    }
                     Err(error) => return Err(error),
                 },
                 Err(LinkError::Refused(error)) => return Err(error),
@@ -191,7 +195,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
         if !missing.is_empty() {
             return Ok(Some(missing.join("; ")));
         }
-        let members = self.options.members.iter().map(|m| (m.node_id.0, types::Member { address: m.address.to_string() }));
+        let members =
+            self.options.members.iter().map(|m| (m.node_id.0, types::Member { address: m.address.to_string() }));
         let members: BTreeMap<u64, types::Member> = members.collect();
         self.raft.initialize(members).await.map_err(stopped)?;
         tracing::info!(%cluster, "cluster initialised");
@@ -212,7 +217,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
 
     async fn persist(&self, cluster: ClusterIdentity, roster: BTreeMap<NodeId, StoreId>) -> Result<(), Error> {
         let identity = self.identity.clone();
-        let failed = |e: std::io::Error| Error::new(ErrorCode::StorageFailed, format!("the identity file cannot be written: {e}"));
+        let failed = |e: std::io::Error| {
+            Error::new(ErrorCode::StorageFailed, format!("the identity file cannot be written: {e}"))
+        };
         let write = move || {
             identity.update(|record| {
                 record.cluster = Some(cluster);
@@ -235,10 +242,12 @@ fn understand(member: &Member, answer: v1::HandshakeResponse) -> Result<Seen, Er
     let peer = answer.identity.ok_or_else(|| wrong(format!("{} does not say who it is", member.address)))?;
     check_protocol(&peer)?;
     if peer.node_id != member.node_id.0 {
-        let message = format!("{} is node {}, the member list says node {}", member.address, peer.node_id, member.node_id);
+        let message =
+            format!("{} is node {}, the member list says node {}", member.address, peer.node_id, member.node_id);
         return Err(wrong(message));
     }
-    let store = wire_store(&answer.store_uuid).ok_or_else(|| wrong(format!("{} does not name its data directory", member.address)))?;
+    let store = wire_store(&answer.store_uuid)
+        .ok_or_else(|| wrong(format!("{} does not name its data directory", member.address)))?;
     Ok(Seen { member: member.clone(), store, cluster: wire_cluster(&peer), initialized: answer.initialized })
 }
 

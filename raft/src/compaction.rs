@@ -59,7 +59,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
             done.await.map_err(|e| fatal(&e))?.running_state.map_err(|e| fatal(&e))?;
         }
         let covered = self.covered().ok_or(CompactError::Empty)?;
-        if let Some(upto) = purge_upto(covered, self.keep_log_entries, self.applied.snapshots.fallback().map(|id| id.index)) {
+        if let Some(upto) =
+            purge_upto(covered, self.keep_log_entries, self.applied.snapshots.fallback().map(|id| id.index))
+        {
             self.raft.trigger().purge_log(upto).await.map_err(|e| fatal(&e))?;
         }
         Ok(covered)

@@ -59,14 +59,21 @@ impl IdentityStore {
     /// directory of another node id is refused.
     pub fn open(dir: &Path, node_id: NodeId, store: StoreId, new_directory: bool) -> Result<IdentityStore, Error> {
         let path = dir.join(FILE);
-        let failed = |e: io::Error| Error::new(ErrorCode::StorageFailed, format!("identity file {}: {e}", path.display()));
+        let failed =
+            |e: io::Error| Error::new(ErrorCode::StorageFailed, format!("identity file {}: {e}", path.display()));
         let record = match fs::read_to_string(&path) {
             Ok(text) => parse(&text).map_err(|why| {
-                let message = format!("identity file {}: {why}; restore it from a backup or join under a new node id", path.display());
+                let message = format!(
+                    "identity file {}: {why}; restore it from a backup or join under a new node id",
+                    path.display()
+                );
                 Error::new(ErrorCode::StorageCorrupt, message)
             })?,
             Err(e) if e.kind() == io::ErrorKind::NotFound && !new_directory => {
-                let message = format!("{} is missing although the log beside it is in use; restore it from a backup", path.display());
+                let message = format!(
+                    "{} is missing although the log beside it is in use; restore it from a backup",
+                    path.display()
+                );
                 return Err(Error::new(ErrorCode::StorageCorrupt, message));
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -80,14 +87,16 @@ impl IdentityStore {
             let message = format!(
                 "the log in {} is not the one this member joined with (store {store}, expected {}); a member that lost its \
                  log must not vote: move its data directory away and join as a learner under a new node id",
-                dir.display(), record.store
+                dir.display(),
+                record.store
             );
             return Err(Error::new(ErrorCode::StorageCorrupt, message));
         }
         if record.node_id != node_id {
             let message = format!(
                 "data directory {} belongs to node {}, this is node {node_id}; start with the node's own directory or an empty one",
-                dir.display(), record.node_id
+                dir.display(),
+                record.node_id
             );
             return Err(Error::new(ErrorCode::WrongCluster, message));
         }
@@ -143,7 +152,10 @@ impl IdentityStore {
         let record = self.record.read();
         check_protocol(peer)?;
         if target != record.node_id.0 {
-            return wrong(format!("the caller wants node {target}, this is node {}; check the members' addresses", record.node_id));
+            return wrong(format!(
+                "the caller wants node {target}, this is node {}; check the members' addresses",
+                record.node_id
+            ));
         }
         let Some(own) = record.cluster else {
             return wrong(format!("node {} belongs to no cluster yet", record.node_id));
@@ -151,7 +163,10 @@ impl IdentityStore {
         let theirs = wire_cluster(peer);
         if theirs != Some(own) {
             let theirs = theirs.map_or_else(|| "no cluster".to_owned(), |c| c.to_string());
-            return wrong(format!("node {} belongs to {own}, the caller (node {}) to {theirs}", record.node_id, peer.node_id));
+            return wrong(format!(
+                "node {} belongs to {own}, the caller (node {}) to {theirs}",
+                record.node_id, peer.node_id
+            ));
         }
         if peer.node_id == record.node_id.0 {
             return wrong(format!("the caller claims to be node {} as well; node ids are never shared", peer.node_id));

@@ -94,7 +94,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             return wrong(format!("the caller wants node {}, this is node {}", request.target_node_id, record.node_id));
         }
         match (wire_cluster(peer), record.cluster) {
-            (Some(theirs), Some(own)) if theirs != own => wrong(format!("this member belongs to {own}, the caller to {theirs}")),
+            (Some(theirs), Some(own)) if theirs != own => {
+                wrong(format!("this member belongs to {own}, the caller to {theirs}"))
+            }
             _ => Ok(()),
         }
     }
@@ -111,7 +113,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         check_protocol(peer)?;
         let record = self.shared.identity.record();
         if request.target_node_id != record.node_id.0 {
-            return Err(wrong(format!("the caller wants node {}, this is node {}", request.target_node_id, record.node_id)));
+            return Err(wrong(format!(
+                "the caller wants node {}, this is node {}",
+                request.target_node_id, record.node_id
+            )));
         }
         if self.shared.raft.is_initialized().await.map_err(stopped)? {
             return Err(wrong(format!("node {} holds a log already; it takes part in no bootstrap", record.node_id)));
@@ -128,12 +133,20 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
     }
 
     /// The members proposed must be the ones this member was started with.
-    fn check_members(&self, proposer: u64, proposed: &[v1::RaftMember], own: StoreId) -> Result<Vec<(NodeId, StoreId)>, Error> {
+    fn check_members(
+        &self,
+        proposer: u64,
+        proposed: &[v1::RaftMember],
+        own: StoreId,
+    ) -> Result<Vec<(NodeId, StoreId)>, Error> {
         let refuse = |message: String| Error::new(ErrorCode::InvalidParams, message);
-        let expected: Vec<(u64, String)> = self.shared.members.iter().map(|m| (m.node_id.0, m.address.to_string())).collect();
+        let expected: Vec<(u64, String)> =
+            self.shared.members.iter().map(|m| (m.node_id.0, m.address.to_string())).collect();
         let named: Vec<(u64, String)> = proposed.iter().map(|m| (m.node_id, m.address.clone())).collect();
         if expected != named {
-            return Err(refuse(format!("node {proposer} was started with the members {named:?}, this one with {expected:?}; make them equal")));
+            return Err(refuse(format!(
+                "node {proposer} was started with the members {named:?}, this one with {expected:?}; make them equal"
+            )));
         }
         if expected.first().map(|(id, _)| *id) != Some(proposer) {
             return Err(refuse(format!("node {proposer} may not lead the bootstrap, the lowest node id does")));
@@ -145,7 +158,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             .ok_or_else(|| refuse("a bootstrap must name every member's data directory".to_owned()))?;
         let record = self.shared.identity.record();
         if roster.iter().any(|(id, store)| *id == record.node_id && *store != own) {
-            let message = format!("node {} has another data directory than the bootstrap saw; it will be tried again", record.node_id);
+            let message = format!(
+                "node {} has another data directory than the bootstrap saw; it will be tried again",
+                record.node_id
+            );
             return Err(Error::new(ErrorCode::Unavailable, message));
         }
         Ok(roster)
@@ -153,7 +169,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
 
     async fn adopt(&self, cluster: ClusterIdentity, roster: Vec<(NodeId, StoreId)>) -> Result<(), Error> {
         let identity = self.shared.identity.clone();
-        let failed = |e: std::io::Error| Error::new(ErrorCode::StorageFailed, format!("the identity file cannot be written: {e}"));
+        let failed = |e: std::io::Error| {
+            Error::new(ErrorCode::StorageFailed, format!("the identity file cannot be written: {e}"))
+        };
         C::blocking(move || {
             identity.update(|record| {
                 record.cluster = Some(cluster);
@@ -195,7 +213,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         if self.shared.fence.passed() {
             return Ok(());
         }
-        Err(Error::new(ErrorCode::Unavailable, "this member restarted and keeps out of elections until earlier leases have run out"))
+        Err(Error::new(
+            ErrorCode::Unavailable,
+            "this member restarted and keeps out of elections until earlier leases have run out",
+        ))
     }
 
     /// Answers a stream of append requests, in order. Ends at the first that cannot be read. The caller was admitted.
@@ -228,7 +249,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         let offer = Offer::decode(offer).map_err(bad_frame)?;
         let number = self.shared.arriving.fetch_add(1, Ordering::AcqRel) + 1;
         let (snapshots, length) = (self.shared.snapshots.clone(), offer.length);
-        let incoming = C::blocking(move || snapshots.receive(length)).await.map_err(stopped)?.map_err(snapshot_failed)?;
+        let incoming =
+            C::blocking(move || snapshots.receive(length)).await.map_err(stopped)?.map_err(snapshot_failed)?;
         Ok(Arrival { inbound: self.clone(), offer, number, incoming })
     }
 }
@@ -268,7 +290,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Arrival<C, M> {
     pub async fn finish(self) -> Result<Bytes, Error> {
         let Arrival { inbound, offer, incoming, .. } = self;
         let (meta, checksum) = (offer.meta.clone(), offer.checksum);
-        let file = C::blocking(move || incoming.finish(&meta, checksum)).await.map_err(stopped)?.map_err(snapshot_failed)?;
+        let file =
+            C::blocking(move || incoming.finish(&meta, checksum)).await.map_err(stopped)?.map_err(snapshot_failed)?;
         tracing::info!(bytes = offer.length, "a snapshot arrived from the leader");
         let snapshot = Snapshot { meta: offer.meta, snapshot: file };
         let answer = inbound.shared.raft.install_full_snapshot(offer.vote, snapshot).await.map_err(stopped)?;

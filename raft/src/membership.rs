@@ -32,7 +32,9 @@ pub enum MembershipError {
 
 fn failed<C: Host>(error: RaftError<C, ClientWriteError<C>>) -> MembershipError {
     match error {
-        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => MembershipError::NotLeader { hint: hint(&forward) },
+        RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => {
+            MembershipError::NotLeader { hint: hint(&forward) }
+        }
         RaftError::APIError(other) => MembershipError::Refused(other.to_string()),
         RaftError::Fatal(fatal) => MembershipError::Fatal(fatal.to_string()),
     }

@@ -27,7 +27,10 @@ pub(crate) struct NodeMetrics {
 
 impl NodeMetrics {
     pub(crate) fn new(registry: Registry) -> prometheus::Result<NodeMetrics> {
-        fn add<T: prometheus::core::Collector + Clone + 'static>(registry: &Registry, metric: prometheus::Result<T>) -> prometheus::Result<T> {
+        fn add<T: prometheus::core::Collector + Clone + 'static>(
+            registry: &Registry,
+            metric: prometheus::Result<T>,
+        ) -> prometheus::Result<T> {
             let metric = metric?;
             registry.register(Box::new(metric.clone()))?;
             Ok(metric)
@@ -36,16 +39,23 @@ impl NodeMetrics {
         let counter = |name, help| add(&registry, IntCounter::new(name, help));
         let buckets = prometheus::exponential_buckets(0.000_1, 2.0, 16)?;
         Ok(NodeMetrics {
-            proposals: add(&registry, IntCounterVec::new(Opts::new("tidepool_raft_proposals_total", "Proposals by result."), &["result"]))?,
+            proposals: add(
+                &registry,
+                IntCounterVec::new(Opts::new("tidepool_raft_proposals_total", "Proposals by result."), &["result"]),
+            )?,
             propose_seconds: add(
                 &registry,
                 Histogram::with_opts(
-                    HistogramOpts::new("tidepool_raft_propose_seconds", "Time from a proposal to its outcome.").buckets(buckets),
+                    HistogramOpts::new("tidepool_raft_propose_seconds", "Time from a proposal to its outcome.")
+                        .buckets(buckets),
                 ),
             )?,
             reads: counter("tidepool_raft_linearizable_reads_total", "Callers of the read barrier.")?,
             read_rounds: counter("tidepool_raft_read_rounds_total", "Confirmations of leadership asked for reads.")?,
-            suspensions: counter("tidepool_raft_suspensions_total", "Times the machine was found to have been suspended.")?,
+            suspensions: counter(
+                "tidepool_raft_suspensions_total",
+                "Times the machine was found to have been suspended.",
+            )?,
             leader_changes: counter("tidepool_raft_leadership_changes_total", "Changes of role, term or leader seen.")?,
             term: gauge("tidepool_raft_term", "Current term.")?,
             leads: gauge("tidepool_raft_is_leader", "1 while this member leads.")?,

@@ -53,7 +53,12 @@ pub enum LinkError {
 /// A lane to one member. Connects when it is used; a cheap clone of a pooled connection.
 pub trait Link: Send + Sync + 'static {
     /// Asks once.
-    fn call(&self, call: Call, payload: Bytes, limit: Duration) -> impl Future<Output = Result<Bytes, LinkError>> + Send;
+    fn call(
+        &self,
+        call: Call,
+        payload: Bytes,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Bytes, LinkError>> + Send;
 
     /// Opens a stream of append requests, many in flight, answered in order.
     fn append(

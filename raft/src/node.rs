@@ -119,7 +119,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     fn start_background(&self) {
         let inner = &self.inner;
         let (raft, failure) = (inner.parts.raft.clone(), inner.parts.failure.clone());
-        let following = follow(raft.clone(), inner.parts.machine.progress.clone(), inner.leadership.clone(), inner.parts.metrics.leader_changes.clone());
+        let following = follow(
+            raft.clone(),
+            inner.parts.machine.progress.clone(),
+            inner.leadership.clone(),
+            inner.parts.metrics.leader_changes.clone(),
+        );
         drop(C::AsyncRuntime::spawn(async move {
             following.await;
             let running = raft.metrics().borrow_watched().running_state.clone();
@@ -196,7 +201,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             Err(ProposeError::Fatal(_)) => "fatal",
         };
         metrics.proposals.with_label_values(&[label]).inc();
-        if result.is_ok() { timer.observe_duration() } else { timer.stop_and_discard(); }
+        if result.is_ok() {
+            timer.observe_duration()
+        } else {
+            timer.stop_and_discard();
+        }
         result
     }
 
@@ -216,7 +225,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             None => ProposeError::Fatal(e.to_string()),
         };
         let (responder, answer) = OneshotResponder::new_pair();
-        let request = inner.parts.raft.write(Payload(payload)).with_leader(CommittedLeaderId::from(term)).responder(responder);
+        let request =
+            inner.parts.raft.write(Payload(payload)).with_leader(CommittedLeaderId::from(term)).responder(responder);
         // Without tokio's budget: a first poll that was cut short would let later proposals overtake this one.
         tokio::task::unconstrained(request.into_future()).await.map_err(|e| fatal(&e))?;
         let answer = answer.await.map_err(|_| fatal(&"it dropped a proposal"))?;
@@ -293,7 +303,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let metrics = match caught_up.await {
             Ok(metrics) => metrics,
             Err(openraft::metrics::WaitError::Timeout(..)) => {
-                return Err(TransferError::NotReady(format!("node {target} did not catch up within {:?}", catch_up_limit(profile))));
+                return Err(TransferError::NotReady(format!(
+                    "node {target} did not catch up within {:?}",
+                    catch_up_limit(profile)
+                )));
             }
             Err(error) => return Err(fatal(&error)),
         };
@@ -402,7 +415,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Inner<C, M, N> 
 
 fn read_error<C: Host>(error: RaftError<C, LinearizableReadError<C>>) -> ReadError {
     match error {
-        RaftError::APIError(LinearizableReadError::ForwardToLeader(forward)) => ReadError::NotLeader { hint: hint(&forward) },
+        RaftError::APIError(LinearizableReadError::ForwardToLeader(forward)) => {
+            ReadError::NotLeader { hint: hint(&forward) }
+        }
         RaftError::APIError(LinearizableReadError::QuorumNotEnough(error)) => ReadError::Unavailable(error.to_string()),
         RaftError::Fatal(fatal) => ReadError::Fatal(fatal.to_string()),
     }

@@ -34,7 +34,11 @@ impl OpenError {
     }
     pub(crate) fn storage(error: impl Into<io::Error>) -> OpenError {
         let error = error.into();
-        let code = if error.kind() == io::ErrorKind::InvalidData { ErrorCode::StorageCorrupt } else { ErrorCode::StorageFailed };
+        let code = if error.kind() == io::ErrorKind::InvalidData {
+            ErrorCode::StorageCorrupt
+        } else {
+            ErrorCode::StorageFailed
+        };
         OpenError(Error::new(code, error.to_string()))
     }
     pub(crate) fn fatal(fatal: &FatalError) -> OpenError {
@@ -64,7 +68,9 @@ pub(crate) struct OpenLog<C: Host> {
 }
 
 /// Tells `failure` of the log's end, and by being dropped that the log is closed.
-pub(crate) fn reporter(failure: &Arc<Failure>) -> (Box<dyn Fn(LogFailure) + Send + Sync>, tokio::sync::oneshot::Receiver<()>) {
+pub(crate) fn reporter(
+    failure: &Arc<Failure>,
+) -> (Box<dyn Fn(LogFailure) + Send + Sync>, tokio::sync::oneshot::Receiver<()>) {
     let (open, closed) = tokio::sync::oneshot::channel::<()>();
     let failure = failure.clone();
     let report = move |cause: LogFailure| {
@@ -116,11 +122,26 @@ where
     })?;
     let log_closed = parking_lot::Mutex::new(Some(log.closed));
     let failure = log.failure;
-    Ok(RaftNode::assemble(Parts { options, raft, machine: applied, identity, network, fence, failure, metrics, log_closed }))
+    Ok(RaftNode::assemble(Parts {
+        options,
+        raft,
+        machine: applied,
+        identity,
+        network,
+        fence,
+        failure,
+        metrics,
+        log_closed,
+    }))
 }
 
 /// The directory's parts must belong together: a member that lost one of them must not vote.
-fn check_together(dir: &Path, identity: &IdentityStore, report: &OpenReport, snapshots: &SnapshotStore) -> Result<(), OpenError> {
+fn check_together(
+    dir: &Path,
+    identity: &IdentityStore,
+    report: &OpenReport,
+    snapshots: &SnapshotStore,
+) -> Result<(), OpenError> {
     let dir = dir.display();
     let record = identity.record();
     if record.took_part && report.is_pristine() {

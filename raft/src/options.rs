@@ -64,7 +64,10 @@ impl Options {
         }
         for pair in self.members.windows(2) {
             if pair[0].node_id == pair[1].node_id {
-                return refuse(format!("node {} is listed twice, at {} and {}", pair[0].node_id, pair[0].address, pair[1].address));
+                return refuse(format!(
+                    "node {} is listed twice, at {} and {}",
+                    pair[0].node_id, pair[0].address, pair[1].address
+                ));
             }
         }
         let multi_host = self.members.iter().any(|m| !m.address.is_loopback());
@@ -87,7 +90,8 @@ mod tests {
     use super::*;
 
     fn options(advertise: &str, members: &[(u64, &str)]) -> Options {
-        let members = members.iter().map(|(id, a)| Member { node_id: NodeId(*id), address: a.parse().unwrap() }).collect();
+        let members =
+            members.iter().map(|(id, a)| Member { node_id: NodeId(*id), address: a.parse().unwrap() }).collect();
         Options::new(NodeId(1), PathBuf::new(), advertise.parse().unwrap(), members)
     }
 

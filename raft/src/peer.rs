@@ -86,7 +86,8 @@ impl<C: Host, L: Link> Peer<C, L> {
         let limit = option.soft_ttl();
         let failed = |error| self.error(action, error);
         // The network keeps the limit itself; this is the belt to its braces.
-        let answer = C::AsyncRuntime::timeout(option.hard_ttl(), self.control.call(call, codec::encode(request), limit));
+        let answer =
+            C::AsyncRuntime::timeout(option.hard_ttl(), self.control.call(call, codec::encode(request), limit));
         let frame = answer.await.unwrap_or(Err(LinkError::Timeout(limit))).map_err(failed)?;
         codec::decode(frame).map_err(|error| RPCError::Network(NetworkError::new(&error)))
     }
@@ -118,12 +119,10 @@ impl<C: Host, L: Link> Peer<C, L> {
                 }
             };
             unanswered.fetch_sub(1, Ordering::AcqRel);
-            let decoded = answer
-                .map_err(|error| self.error(RPCTypes::AppendEntries, error))
-                .and_then(|frame| {
-                    codec::decode::<StreamAppendResult<C>>(frame)
-                        .map_err(|error| RPCError::Network(NetworkError::new(&error)))
-                });
+            let decoded = answer.map_err(|error| self.error(RPCTypes::AppendEntries, error)).and_then(|frame| {
+                codec::decode::<StreamAppendResult<C>>(frame)
+                    .map_err(|error| RPCError::Network(NetworkError::new(&error)))
+            });
             match decoded {
                 Ok(answer) => Some((Ok(answer), Some((answers, unanswered)))),
                 Err(error) => Some((Err(error), None)),

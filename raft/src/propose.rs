@@ -56,9 +56,10 @@ impl ProposeError {
         match error {
             ClientWriteError::ForwardToLeader(forward) => match forward.reason {
                 ForwardReason::LeaseExpired => ProposeError::Unavailable("no quorum answers this leader".to_owned()),
-                ForwardReason::LeadershipTransfer => {
-                    ProposeError::Unavailable(format!("leadership is being handed over; {}", hint_text(&hint(&forward))))
-                }
+                ForwardReason::LeadershipTransfer => ProposeError::Unavailable(format!(
+                    "leadership is being handed over; {}",
+                    hint_text(&hint(&forward))
+                )),
                 ForwardReason::NotLeader => ProposeError::NotLeader { hint: hint(&forward) },
             },
             ClientWriteError::LogEntryDiscarded(forward) => ProposeError::Unknown { hint: hint(&forward) },

@@ -65,7 +65,10 @@ impl NodeStatus {
     /// Whether this member could lead without loss: it leads, or is a standby that applied all it knows committed.
     pub fn promotable(&self) -> bool {
         let caught_up = self.applied_index >= self.committed_index;
-        self.fatal.is_none() && !self.fenced && caught_up && matches!(self.leadership.role, Role::Leader | Role::Standby | Role::Candidate)
+        self.fatal.is_none()
+            && !self.fenced
+            && caught_up
+            && matches!(self.leadership.role, Role::Leader | Role::Standby | Role::Candidate)
     }
 }
 

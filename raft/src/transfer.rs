@@ -101,7 +101,9 @@ pub(crate) fn choose<C: Host>(
     best.map(|standby| standby.id).ok_or_else(|| {
         let seen: Vec<String> = candidates
             .iter()
-            .map(|s| format!("node {} lacks {} entries and was last heard {} ms ago", s.id, s.lacks, s.silent.as_millis()))
+            .map(|s| {
+                format!("node {} lacks {} entries and was last heard {} ms ago", s.id, s.lacks, s.silent.as_millis())
+            })
             .collect();
         TransferError::NotReady(if seen.is_empty() { "none is heard".to_owned() } else { seen.join(", ") })
     })

@@ -71,7 +71,8 @@ impl Connection {
     pub(super) async fn open(&self, limit: Duration) -> Result<Open, LinkError> {
         let (opening, generation) = {
             let mut state = self.state.lock();
-            let failed = state.opening.as_ref().and_then(|opening| opening.peek()).is_some_and(|result| result.is_err());
+            let failed =
+                state.opening.as_ref().and_then(|opening| opening.peek()).is_some_and(|result| result.is_err());
             if failed {
                 state.opening = None;
             }
@@ -80,7 +81,8 @@ impl Connection {
                 None => {
                     let work = connect(self.target, self.address.clone(), self.identity.clone(), self.patience);
                     let task = tokio::spawn(work);
-                    let opening = async move { task.await.unwrap_or_else(|e| Err(LinkError::Unreachable(e.to_string()))) };
+                    let opening =
+                        async move { task.await.unwrap_or_else(|e| Err(LinkError::Unreachable(e.to_string()))) };
                     let opening = opening.boxed().shared();
                     state.opening = Some(opening.clone());
                     state.generation += 1;
@@ -101,7 +103,12 @@ impl Connection {
     }
 
     /// What an answer came to. One who refuses may be another than was dialled, or its ghost: the next call dials anew.
-    pub(super) fn judge(&self, generation: u64, error: Option<v1::CallError>, payload: Bytes) -> Result<Bytes, LinkError> {
+    pub(super) fn judge(
+        &self,
+        generation: u64,
+        error: Option<v1::CallError>,
+        payload: Bytes,
+    ) -> Result<Bytes, LinkError> {
         match error {
             None => Ok(payload),
             Some(error) => {
@@ -171,7 +178,12 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn connect(target: NodeId, address: String, identity: Arc<IdentityStore>, patience: Patience) -> Result<Client, LinkError> {
+async fn connect(
+    target: NodeId,
+    address: String,
+    identity: Arc<IdentityStore>,
+    patience: Patience,
+) -> Result<Client, LinkError> {
     let mut client = dial(&address, patience).await?;
     let request = v1::HandshakeRequest {
         identity: Some(identity.to_wire()),
@@ -205,7 +217,9 @@ fn check(answer: &v1::HandshakeResponse, target: NodeId, address: &str, own: &Id
     }
     match wire_cluster(peer) {
         Some(theirs) if theirs == own.cluster() => {}
-        Some(theirs) => return wrong(format!("node {target} at {address} belongs to {theirs}, this one to {}", own.cluster())),
+        Some(theirs) => {
+            return wrong(format!("node {target} at {address} belongs to {theirs}, this one to {}", own.cluster()));
+        }
         None => return wrong(format!("node {target} at {address} belongs to no cluster; its data directory is empty")),
     }
     match own.record().roster.get(&tidepool_proto::NodeId(target)) {

@@ -7,13 +7,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
 use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
 use tidepool_proto::v1;
 
-use super::channel::{Connection, Patience, dial};
 use super::SNAPSHOT_CHUNK_BYTES;
+use super::channel::{Connection, Patience, dial};
 use crate::election::ElectionProfile;
 use crate::identity::IdentityStore;
 use crate::network::{Call, Lane, Link, LinkError, Network};
@@ -23,12 +23,14 @@ use crate::types::NodeId;
 /// Snapshot chunks read ahead of the connection.
 const CHUNKS_AHEAD: usize = 2;
 
+type Pool = HashMap<(NodeId, String, Lane), Arc<Connection>>;
+
 /// Connects this member to the others. Cheap to clone.
 #[derive(Clone)]
 pub struct GrpcNetwork {
     identity: Arc<IdentityStore>,
     patience: Patience,
-    pool: Arc<Mutex<HashMap<(NodeId, String, Lane), Arc<Connection>>>>,
+    pool: Arc<Mutex<Pool>>,
 }
 
 impl GrpcNetwork {
@@ -121,10 +123,16 @@ impl Link for GrpcLink {
         let mut open = connection.open(limit).await?;
         let mut first = Some((connection.identity().to_wire(), connection.identity().store_uuid()));
         let target_node_id = connection.target;
-        let messages = Requests(requests.map(move |payload| match first.take() {
-            Some((identity, store_uuid)) => v1::AppendRequest { identity: Some(identity), target_node_id, payload, store_uuid },
-            None => v1::AppendRequest { payload, ..Default::default() },
-        }).boxed());
+        let messages = Requests(
+            requests
+                .map(move |payload| match first.take() {
+                    Some((identity, store_uuid)) => {
+                        v1::AppendRequest { identity: Some(identity), target_node_id, payload, store_uuid }
+                    }
+                    None => v1::AppendRequest { payload, ..Default::default() },
+                })
+                .boxed(),
+        );
         let answers = tokio::time::timeout(limit, open.client.append(messages)).await;
         let answers = answers.map_err(|_| {
             connection.broke(open.generation());
@@ -175,7 +183,10 @@ impl Stream for Requests {
 }
 
 /// The file in chunks, read off the async threads. Ends early when it cannot be read: the receiver notices.
-fn chunks(file: SnapshotFile, unreadable: Arc<Mutex<Option<String>>>) -> impl futures::Stream<Item = v1::SnapshotChunk> + Send + 'static {
+fn chunks(
+    file: SnapshotFile,
+    unreadable: Arc<Mutex<Option<String>>>,
+) -> impl futures::Stream<Item = v1::SnapshotChunk> + Send + 'static {
     let offsets = (0..file.length()).step_by(SNAPSHOT_CHUNK_BYTES);
     let reads = stream::iter(offsets).map(move |offset| {
         let file = file.clone();

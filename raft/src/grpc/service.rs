@@ -68,7 +68,10 @@ type Answers = Pin<Box<dyn Stream<Item = Result<v1::AppendResponse, Status>> + S
 
 #[tonic::async_trait]
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> RaftService for GrpcService<C, M> {
-    async fn handshake(&self, request: Request<v1::HandshakeRequest>) -> Result<Response<v1::HandshakeResponse>, Status> {
+    async fn handshake(
+        &self,
+        request: Request<v1::HandshakeRequest>,
+    ) -> Result<Response<v1::HandshakeResponse>, Status> {
         Ok(Response::new(self.inbound.handshake(request.into_inner()).await))
     }
 
@@ -111,11 +114,17 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> RaftService for GrpcService
         Ok(Response::new(self.answer(Call::PreVote, request.into_inner()).await))
     }
 
-    async fn transfer_leader(&self, request: Request<v1::ConsensusMessage>) -> Result<Response<v1::ConsensusMessage>, Status> {
+    async fn transfer_leader(
+        &self,
+        request: Request<v1::ConsensusMessage>,
+    ) -> Result<Response<v1::ConsensusMessage>, Status> {
         Ok(Response::new(self.answer(Call::TransferLeader, request.into_inner()).await))
     }
 
-    async fn snapshot(&self, request: Request<Streaming<v1::SnapshotChunk>>) -> Result<Response<v1::ConsensusMessage>, Status> {
+    async fn snapshot(
+        &self,
+        request: Request<Streaming<v1::SnapshotChunk>>,
+    ) -> Result<Response<v1::ConsensusMessage>, Status> {
         let mut chunks = request.into_inner();
         Ok(Response::new(consensus(self.take_snapshot(&mut chunks).await)))
     }

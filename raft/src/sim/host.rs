@@ -1,7 +1,6 @@
 //! The simulated machine under a member: blocking work runs in place, randomness is seeded, nothing suspends.
 
 use std::cell::RefCell;
-use std::future::Future;
 use std::io;
 use std::time::Duration;
 
@@ -19,16 +18,16 @@ pub fn seed_host(seed: u64) {
 }
 
 impl<O: std::fmt::Debug + Send + Sync + 'static> Host for SimConfig<O> {
-    fn blocking<T, F>(work: F) -> impl Future<Output = io::Result<T>> + Send
+    async fn blocking<T, F>(work: F) -> io::Result<T>
     where
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        async move { Ok(work()) }
+        Ok(work())
     }
 
     fn random() -> u128 {
-        RANDOM.with_borrow_mut(|random| u128::from(random.next()) << 64 | u128::from(random.next()))
+        RANDOM.with_borrow_mut(|random| u128::from(random.number()) << 64 | u128::from(random.number()))
     }
 
     fn suspended() -> Duration {

@@ -135,7 +135,8 @@ impl<M: StateMachine> SimNetwork<M> {
         let id = self.world.state.lock().addresses.get(address).copied();
         let id = id.ok_or_else(|| LinkError::Unreachable(format!("{address}: nobody is there")))?;
         within(limit, self.world.travel(self.own, id)).await?;
-        let door = self.world.door(id).ok_or_else(|| LinkError::Unreachable(format!("{address}: connection refused")))?;
+        let door =
+            self.world.door(id).ok_or_else(|| LinkError::Unreachable(format!("{address}: connection refused")))?;
         Ok((id, door))
     }
 }
@@ -157,14 +158,24 @@ impl<M: StateMachine> Network for SimNetwork<M> {
         SimLink { network: self.clone(), target }
     }
 
-    async fn handshake(&self, address: &str, request: v1::HandshakeRequest, limit: Duration) -> Result<v1::HandshakeResponse, LinkError> {
+    async fn handshake(
+        &self,
+        address: &str,
+        request: v1::HandshakeRequest,
+        limit: Duration,
+    ) -> Result<v1::HandshakeResponse, LinkError> {
         let (id, door) = self.reach(address, limit).await?;
         let answer = within(limit, door.handshake(request)).await?;
         within(limit, self.world.travel(id, self.own)).await?;
         Ok(answer)
     }
 
-    async fn prepare(&self, address: &str, request: v1::PrepareRequest, limit: Duration) -> Result<v1::PrepareResponse, LinkError> {
+    async fn prepare(
+        &self,
+        address: &str,
+        request: v1::PrepareRequest,
+        limit: Duration,
+    ) -> Result<v1::PrepareResponse, LinkError> {
         let (id, door) = self.reach(address, limit).await?;
         let answer = within(limit, door.prepare(request)).await?;
         within(limit, self.world.travel(id, self.own)).await?;

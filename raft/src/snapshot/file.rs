@@ -70,7 +70,11 @@ pub struct SnapshotFile {
 
 impl SnapshotFile {
     /// Writes a frozen state to `path` and syncs it. The path is not yet one that a restart would find.
-    pub(super) fn write(path: &Path, meta: &SnapshotMeta, state: Box<dyn Frozen>) -> Result<SnapshotFile, SnapshotError> {
+    pub(super) fn write(
+        path: &Path,
+        meta: &SnapshotMeta,
+        state: Box<dyn Frozen>,
+    ) -> Result<SnapshotFile, SnapshotError> {
         let failed = |source| SnapshotError::Io { path: path.to_owned(), source };
         let file = File::create(path).map_err(failed)?;
         let mut out = Summed { out: BufWriter::with_capacity(BUFFER_BYTES, &file), length: 0, checksum: 0 };
@@ -123,7 +127,8 @@ impl SnapshotFile {
         }
         let meta = codec::decode::<SnapshotMeta>(Bytes::from(head).slice(HEAD_FIXED as usize..))
             .map_err(|e| damaged(&format!("its meta: {e}")))?;
-        let tail_start = length.checked_sub(TAIL).filter(|&at| at >= body_start).ok_or_else(|| damaged("it is cut short"))?;
+        let tail_start =
+            length.checked_sub(TAIL).filter(|&at| at >= body_start).ok_or_else(|| damaged("it is cut short"))?;
         let tail = read(tail_start, TAIL as usize)?;
         let (body_length, body_checksum) = (le_u64(&tail), le_u32(&tail[8..]));
         if le_u32(&tail[12..]) != crc32c::crc32c(&tail[..12]) || body_length != tail_start - body_start {
@@ -136,7 +141,8 @@ impl SnapshotFile {
     /// Reads the whole body and compares its checksum.
     pub fn verify(&self) -> Result<(), SnapshotError> {
         let mut reader = self.reader();
-        io::copy(&mut reader, &mut io::sink()).map_err(|source| SnapshotError::Io { path: self.path.clone(), source })?;
+        io::copy(&mut reader, &mut io::sink())
+            .map_err(|source| SnapshotError::Io { path: self.path.clone(), source })?;
         reader.finish()
     }
 
@@ -149,7 +155,9 @@ impl SnapshotFile {
     /// Raw bytes of the file, as they are sent to a peer.
     pub fn read_at(&self, offset: u64, length: usize) -> Result<Bytes, SnapshotError> {
         let mut bytes = vec![0; length.min(self.length.saturating_sub(offset) as usize)];
-        self.file.read_exact_at(&mut bytes, offset).map_err(|source| SnapshotError::Io { path: self.path.clone(), source })?;
+        self.file
+            .read_exact_at(&mut bytes, offset)
+            .map_err(|source| SnapshotError::Io { path: self.path.clone(), source })?;
         Ok(Bytes::from(bytes))
     }
 
@@ -234,7 +242,8 @@ pub struct BodyReader {
 impl BodyReader {
     /// Reads what is left and compares the checksum of all.
     pub fn finish(mut self) -> Result<(), SnapshotError> {
-        io::copy(&mut self, &mut io::sink()).map_err(|source| SnapshotError::Io { path: self.of.path.clone(), source })?;
+        io::copy(&mut self, &mut io::sink())
+            .map_err(|source| SnapshotError::Io { path: self.of.path.clone(), source })?;
         if self.input.get_ref().left == 0 && self.checksum == self.of.body_checksum {
             return Ok(());
         }

@@ -233,7 +233,10 @@ mod tests {
         let newest = store.write(&meta(9), body(9)).unwrap();
         let whole = fs::read(newest.path()).unwrap();
         let stride = 997;
-        let mut damaged: Vec<Vec<u8>> = (0..whole.len()).step_by(stride).chain(whole.len() - 16..whole.len()).chain(0..60)
+        let mut damaged: Vec<Vec<u8>> = (0..whole.len())
+            .step_by(stride)
+            .chain(whole.len() - 16..whole.len())
+            .chain(0..60)
             .map(|at| {
                 let mut bytes = whole.clone();
                 bytes[at] ^= 0x10;

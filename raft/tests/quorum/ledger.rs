@@ -30,7 +30,10 @@ impl StateMachine for Ledger {
     type Outcome = usize;
 
     fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<usize, MachineError> {
-        let id = payload.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(|| MachineError::new("too short"))?;
+        let id = payload
+            .first_chunk()
+            .map(|bytes| u64::from_le_bytes(*bytes))
+            .ok_or_else(|| MachineError::new("too short"))?;
         let mut book = self.book.lock();
         book.entries.push(id);
         book.applied = Some(at);

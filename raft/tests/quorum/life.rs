@@ -31,15 +31,26 @@ async fn a_quorum_begins_takes_proposals_and_answers_reads() {
         assert_eq!((status.members.len(), status.fatal, status.fenced), (3, None, false));
         if node.node_id() == leader.node_id() {
             until("the leader knows that all follow", || {
-                leader.status().members.iter().all(|m| m.voter && m.matched_index == Some(proposals[299].at.index) && m.last_heard.is_some()).then_some(())
+                leader
+                    .status()
+                    .members
+                    .iter()
+                    .all(|m| m.voter && m.matched_index == Some(proposals[299].at.index) && m.last_heard.is_some())
+                    .then_some(())
             })
             .await;
         } else {
             assert_eq!(standing(&node).leader.map(|m| m.node_id), Some(leader.node_id()));
             let error = node.propose(Ledger::payload(9), term).await.unwrap_err();
-            assert!(matches!(&error, ProposeError::NotLeader { hint: Some(m) } if m.node_id == leader.node_id()), "{error}");
+            assert!(
+                matches!(&error, ProposeError::NotLeader { hint: Some(m) } if m.node_id == leader.node_id()),
+                "{error}"
+            );
             let error = node.linearize().await.unwrap_err();
-            assert!(matches!(&error, ReadError::NotLeader { hint: Some(m) } if m.node_id == leader.node_id()), "{error}");
+            assert!(
+                matches!(&error, ReadError::NotLeader { hint: Some(m) } if m.node_id == leader.node_id()),
+                "{error}"
+            );
         }
     }
     // Another term than the leader's: nothing is logged.
@@ -173,7 +184,12 @@ async fn a_mute_member_holds_nobody_up() {
     quorum.put(100).await;
     let (leader, _) = quorum.leader().await;
     until("the other one is ready to lead", || {
-        leader.status().members.iter().any(|m| m.member.node_id.0 == next && m.matched_index == Some(leader.status().last_log_index)).then_some(())
+        leader
+            .status()
+            .members
+            .iter()
+            .any(|m| m.member.node_id.0 == next && m.matched_index == Some(leader.status().last_log_index))
+            .then_some(())
     })
     .await;
     quorum.put(101).await;
@@ -209,7 +225,8 @@ async fn a_stopped_member_can_be_replaced_by_a_learner_under_a_new_id() {
     let (leader, _) = quorum.leader().await;
     let lost = (1..=3).find(|id| *id != leader.node_id().0).unwrap();
     quorum.node(lost).shutdown().await;
-    let reopened = tidepool_raft::Node::open(quorum.options(lost), std::sync::Arc::new(Ledger::default())).await.unwrap();
+    let reopened =
+        tidepool_raft::Node::open(quorum.options(lost), std::sync::Arc::new(Ledger::default())).await.unwrap();
     reopened.shutdown().await;
     quorum.kill(lost).await;
     quorum.wipe(lost);

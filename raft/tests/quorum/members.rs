@@ -29,9 +29,10 @@ pub struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A test's end is no place to wait in.
+        // A database that is still open when the process ends makes it abort.
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            let ended = std::thread::spawn(move || runtime.shutdown_timeout(LIMIT)).join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the runtime did not end");
         }
     }
 }
@@ -47,7 +48,13 @@ pub struct Quorum {
 impl Quorum {
     /// `size` members with their addresses, none started.
     pub async fn new(size: u64, adjust: fn(&mut Options)) -> Quorum {
-        let mut quorum = Quorum { members: Vec::new(), dirs: BTreeMap::new(), listeners: BTreeMap::new(), running: BTreeMap::new(), adjust };
+        let mut quorum = Quorum {
+            members: Vec::new(),
+            dirs: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            running: BTreeMap::new(),
+            adjust,
+        };
         for id in 1..=size {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let port = listener.local_addr().unwrap().port();
@@ -70,7 +77,8 @@ impl Quorum {
 
     pub fn options(&self, id: u64) -> Options {
         let own = self.members.iter().find(|m| m.node_id.0 == id).unwrap();
-        let mut options = Options::new(own.node_id, self.dirs[&id].path().to_owned(), own.address.clone(), self.members.clone());
+        let mut options =
+            Options::new(own.node_id, self.dirs[&id].path().to_owned(), own.address.clone(), self.members.clone());
         (self.adjust)(&mut options);
         options
     }
@@ -152,7 +160,9 @@ impl Quorum {
         let deadline = Instant::now() + LIMIT;
         while Instant::now() < deadline {
             let (node, term) = self.leader().await;
-            if let Ok(Ok(applied)) = tokio::time::timeout(Duration::from_secs(2), node.propose(Ledger::payload(id), term)).await {
+            if let Ok(Ok(applied)) =
+                tokio::time::timeout(Duration::from_secs(2), node.propose(Ledger::payload(id), term)).await
+            {
                 return applied.at.index;
             }
         }

@@ -79,7 +79,8 @@ async fn a_member_of_another_cluster_is_refused() {
         (!stranger.status().fenced && standing(&stranger).role != tidepool_raft::Role::Recovering).then_some(())
     })
     .await;
-    let refused = v1::HandshakeRequest { identity: Some(identity_of(&stranger)), target_node_id: 1, store_uuid: Bytes::new() };
+    let refused =
+        v1::HandshakeRequest { identity: Some(identity_of(&stranger)), target_node_id: 1, store_uuid: Bytes::new() };
     let mut client = dial(&ours, 1).await;
     let answer = client.handshake(refused).await.unwrap().into_inner();
     assert_eq!(answer.error.unwrap().code, ErrorCode::WrongCluster as u32);
@@ -120,7 +121,11 @@ async fn wrong_identities_and_garbage_are_refused_on_every_call() {
 
     let wrong = [
         (None, target, "said nothing"),
-        (Some(v1::Identity { cluster_uuid: Bytes::copy_from_slice(&[9; 16]), ..right.clone() }), target, "another cluster"),
+        (
+            Some(v1::Identity { cluster_uuid: Bytes::copy_from_slice(&[9; 16]), ..right.clone() }),
+            target,
+            "another cluster",
+        ),
         (Some(v1::Identity { cluster_uuid: Bytes::new(), ..right.clone() }), target, "no cluster"),
         (Some(v1::Identity { history: right.history ^ 1, ..right.clone() }), target, "another history"),
         (Some(v1::Identity { protocol_version: PROTOCOL_VERSION + 2, ..right.clone() }), target, "another protocol"),
@@ -129,7 +134,12 @@ async fn wrong_identities_and_garbage_are_refused_on_every_call() {
         (Some(right.clone()), target, "another data directory"),
     ];
     for (identity, target_node_id, what) in wrong {
-        let message = v1::ConsensusMessage { identity: identity.clone(), target_node_id, payload: Bytes::from_static(b"x"), ..Default::default() };
+        let message = v1::ConsensusMessage {
+            identity: identity.clone(),
+            target_node_id,
+            payload: Bytes::from_static(b"x"),
+            ..Default::default()
+        };
         for call in 0..4 {
             let answer = match call {
                 0 => client.beat(message.clone()).await,
@@ -137,21 +147,47 @@ async fn wrong_identities_and_garbage_are_refused_on_every_call() {
                 2 => client.pre_vote(message.clone()).await,
                 _ => client.transfer_leader(message.clone()).await,
             };
-            assert_eq!(answer.unwrap().into_inner().error.unwrap().code, ErrorCode::WrongCluster as u32, "{what}, call {call}");
+            assert_eq!(
+                answer.unwrap().into_inner().error.unwrap().code,
+                ErrorCode::WrongCluster as u32,
+                "{what}, call {call}"
+            );
         }
-        let first = v1::AppendRequest { identity: identity.clone(), target_node_id, payload: Bytes::from_static(b"x"), ..Default::default() };
+        let first = v1::AppendRequest {
+            identity: identity.clone(),
+            target_node_id,
+            payload: Bytes::from_static(b"x"),
+            ..Default::default()
+        };
         let mut answers = client.append(stream::iter([first])).await.unwrap().into_inner();
-        assert_eq!(answers.message().await.unwrap().unwrap().error.unwrap().code, ErrorCode::WrongCluster as u32, "{what}, append");
-        let first = v1::SnapshotChunk { identity: identity.clone(), target_node_id, header: Bytes::from_static(b"x"), ..Default::default() };
+        assert_eq!(
+            answers.message().await.unwrap().unwrap().error.unwrap().code,
+            ErrorCode::WrongCluster as u32,
+            "{what}, append"
+        );
+        let first = v1::SnapshotChunk {
+            identity: identity.clone(),
+            target_node_id,
+            header: Bytes::from_static(b"x"),
+            ..Default::default()
+        };
         let answer = client.snapshot(stream::iter([first])).await.unwrap().into_inner();
         assert_eq!(answer.error.unwrap().code, ErrorCode::WrongCluster as u32, "{what}, snapshot");
         let prepare = v1::PrepareRequest { identity, target_node_id, members: Vec::new() };
-        assert_eq!(client.prepare(prepare).await.unwrap().into_inner().error.unwrap().code, ErrorCode::WrongCluster as u32, "{what}, prepare");
+        assert_eq!(
+            client.prepare(prepare).await.unwrap().into_inner().error.unwrap().code,
+            ErrorCode::WrongCluster as u32,
+            "{what}, prepare"
+        );
     }
 
     // The right identity and garbage: the frame is named.
     let mut handshake = dial(&quorum, peer.node_id().0).await;
-    let hello = v1::HandshakeRequest { identity: Some(identity_of(&leader)), target_node_id: peer.node_id().0, store_uuid: Bytes::new() };
+    let hello = v1::HandshakeRequest {
+        identity: Some(identity_of(&leader)),
+        target_node_id: peer.node_id().0,
+        store_uuid: Bytes::new(),
+    };
     let store_uuid = handshake.handshake(hello).await.unwrap().into_inner().store_uuid;
     for length in [0usize, 1, 5, 6, 7, 100, 1 << 20] {
         let payload = Bytes::from((0..length).map(|n| (n * 31 + length) as u8).collect::<Vec<u8>>());
@@ -164,7 +200,12 @@ async fn wrong_identities_and_garbage_are_refused_on_every_call() {
         };
         let answer = client.vote(message).await.unwrap().into_inner();
         assert_eq!(answer.error.unwrap().code, ErrorCode::BadFrame as u32, "{length} bytes of garbage as a vote");
-        let first = v1::AppendRequest { identity: Some(right.clone()), target_node_id: target, payload, store_uuid: store_uuid.clone() };
+        let first = v1::AppendRequest {
+            identity: Some(right.clone()),
+            target_node_id: target,
+            payload,
+            store_uuid: store_uuid.clone(),
+        };
         let mut answers = client.append(stream::iter([first])).await.unwrap().into_inner();
         assert_eq!(answers.message().await.unwrap().unwrap().error.unwrap().code, ErrorCode::BadFrame as u32);
     }

@@ -30,7 +30,9 @@ async fn bootstrap_survives_crashes(seed: u64, dir: PathBuf) -> Result<(), Strin
 
 #[test]
 fn a_bootstrap_that_crashes_anywhere_ends_in_one_cluster() {
-    let identities = seeds(100).map(|seed| run("a_bootstrap_that_crashes_anywhere_ends_in_one_cluster", seed, |dir| bootstrap_survives_crashes(seed, dir)));
+    let identities = seeds(100).map(|seed| {
+        run("a_bootstrap_that_crashes_anywhere_ends_in_one_cluster", seed, |dir| bootstrap_survives_crashes(seed, dir))
+    });
     assert!(identities.count() > 0);
 }
 
@@ -107,7 +109,9 @@ async fn two_wiped_members_are_refused(survivor: u64, dir: PathBuf) -> Result<()
 #[test]
 fn two_wiped_members_of_three_are_refused_and_the_survivor_is_unharmed() {
     for survivor in 1..=3 {
-        run("two_wiped_members_of_three_are_refused_and_the_survivor_is_unharmed", survivor, |dir| two_wiped_members_are_refused(survivor, dir));
+        run("two_wiped_members_of_three_are_refused_and_the_survivor_is_unharmed", survivor, |dir| {
+            two_wiped_members_are_refused(survivor, dir)
+        });
     }
 }
 

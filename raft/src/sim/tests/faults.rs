@@ -53,7 +53,8 @@ async fn minority_leader_is_mute(seed: u64, dir: PathBuf) -> Result<(), String> 
     if old.linearize().await.is_ok() {
         return Err("a leader without quorum answered a read".to_owned());
     }
-    until("the others elect", 5_000, || current_leader(&cluster).filter(|(node, _)| node.node_id() != old.node_id())).await?;
+    until("the others elect", 5_000, || current_leader(&cluster).filter(|(node, _)| node.node_id() != old.node_id()))
+        .await?;
     put(&cluster, 3).await?;
     cluster.world().heal();
     let last = put(&cluster, 4).await?;
@@ -149,7 +150,8 @@ async fn handover(seed: u64, dir: PathBuf) -> Result<u128, String> {
     pause(400).await;
     for (to, expected) in [(gone, "lacks"), (old.node_id().0, "not another voter"), (77, "not another voter")] {
         match old.transfer_leader(Some(tidepool_proto::NodeId(to))).await {
-            Err(error @ (TransferError::NotReady(_) | TransferError::NotAVoter(_))) if error.to_string().contains(expected) => {}
+            Err(error @ (TransferError::NotReady(_) | TransferError::NotAVoter(_)))
+                if error.to_string().contains(expected) => {}
             other => return Err(format!("handing over to node {to} came to {other:?}")),
         }
     }
@@ -172,9 +174,15 @@ async fn handover(seed: u64, dir: PathBuf) -> Result<u128, String> {
 
 #[test]
 fn a_handover_goes_to_a_standby_that_is_there_or_is_refused() {
-    let mut gaps: Vec<u128> = seeds(40).map(|seed| run("a_handover_goes_to_a_standby_that_is_there_or_is_refused", seed, |dir| handover(seed, dir))).collect();
+    let mut gaps: Vec<u128> = seeds(40)
+        .map(|seed| run("a_handover_goes_to_a_standby_that_is_there_or_is_refused", seed, |dir| handover(seed, dir)))
+        .collect();
     gaps.sort_unstable();
-    println!("handover to next acknowledged write: median {} ms, longest {} ms of virtual time", gaps[gaps.len() / 2], gaps[gaps.len() - 1]);
+    println!(
+        "handover to next acknowledged write: median {} ms, longest {} ms of virtual time",
+        gaps[gaps.len() / 2],
+        gaps[gaps.len() - 1]
+    );
 }
 
 /// A follower whose log begins where the leader's ended long ago gets the snapshot, even if the leader changes or dies
@@ -194,7 +202,7 @@ async fn purged_follower_returns(seed: u64, dir: PathBuf) -> Result<(), String> 
     }
     put(&cluster, 50).await?;
     let back = start(&cluster, lags).await?;
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         pause(seed % 23).await;
         let (node, _) = leader(&cluster).await?;
         cluster.kill(node.node_id().0, usize::MAX, false).await;

@@ -39,7 +39,8 @@ async fn deposed_leader_reads(seed: u64, dir: PathBuf, policy: FencePolicy) -> R
         for id in [restarts, campaigns] {
             let Some(node) = cluster.node(id) else { continue };
             let Some(term) = leads(&node) else { continue };
-            let proposal = SimRuntime::timeout(Duration::from_millis(500), node.propose(Ledger::payload(2), term)).await;
+            let proposal =
+                SimRuntime::timeout(Duration::from_millis(500), node.propose(Ledger::payload(2), term)).await;
             if matches!(proposal, Ok(Ok(_))) {
                 let stale = old.linearize().await.is_ok() && !old.machine().contains(2);
                 return Ok(if stale { Outcome::StaleRead } else { Outcome::OldLeaderKnew });
@@ -51,7 +52,8 @@ async fn deposed_leader_reads(seed: u64, dir: PathBuf, policy: FencePolicy) -> R
 }
 
 fn count(policy: FencePolicy, test: &str) -> (usize, usize) {
-    let outcomes: Vec<Outcome> = seeds(120).map(|seed| run(test, seed, |dir| deposed_leader_reads(seed, dir, policy))).collect();
+    let outcomes: Vec<Outcome> =
+        seeds(120).map(|seed| run(test, seed, |dir| deposed_leader_reads(seed, dir, policy))).collect();
     let elected = outcomes.iter().filter(|o| **o != Outcome::NoNewLeader).count();
     (elected, outcomes.iter().filter(|o| **o == Outcome::StaleRead).count())
 }

@@ -51,7 +51,10 @@ impl StateMachine for Ledger {
 
     fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<u64, MachineError> {
         let mut book = self.book.lock();
-        let id = payload.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(|| MachineError::new("too short"))?;
+        let id = payload
+            .first_chunk()
+            .map(|bytes| u64::from_le_bytes(*bytes))
+            .ok_or_else(|| MachineError::new("too short"))?;
         if id == POISON {
             return Err(MachineError::new("poison"));
         }
@@ -79,7 +82,8 @@ impl StateMachine for Ledger {
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes).map_err(|e| MachineError::new(e.to_string()))?;
-        let words: Vec<u64> = bytes.chunks_exact(8).filter_map(|c| c.first_chunk().map(|b| u64::from_le_bytes(*b))).collect();
+        let words: Vec<u64> =
+            bytes.chunks_exact(8).filter_map(|c| c.first_chunk().map(|b| u64::from_le_bytes(*b))).collect();
         let [hash, repeated, pairs @ ..] = &words[..] else {
             return Err(MachineError::new("the snapshot is too short"));
         };
@@ -91,7 +95,9 @@ impl StateMachine for Ledger {
 
 impl Frozen for Book {
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
-        for word in [self.hash, self.repeated].into_iter().chain(self.entries.iter().flat_map(|(id, index)| [*id, *index])) {
+        for word in
+            [self.hash, self.repeated].into_iter().chain(self.entries.iter().flat_map(|(id, index)| [*id, *index]))
+        {
             out.write_all(&word.to_le_bytes())?;
         }
         Ok(())

@@ -53,7 +53,8 @@ async fn client(cluster: Cluster, history: Arc<History>) {
             if let Ok(Ok(_)) = SimRuntime::timeout(Duration::from_millis(400), node.linearize()).await {
                 history.reads.fetch_add(1, Ordering::Relaxed);
                 if let Some(missing) = before.iter().find(|id| !node.machine().contains(**id)) {
-                    *history.wrong.lock() = Some(format!("node {} read without {missing}, which was acknowledged", node.node_id()));
+                    *history.wrong.lock() =
+                        Some(format!("node {} read without {missing}, which was acknowledged", node.node_id()));
                 }
             }
         }
@@ -126,7 +127,8 @@ async fn swarm(seed: u64, dir: PathBuf) -> Result<Report, String> {
     }
     // Liveness: with all faults gone the clients get on again.
     let before = history.acknowledged.lock().len();
-    until("clients are served again", 30_000, || (history.acknowledged.lock().len() > before + 5).then_some(())).await?;
+    until("clients are served again", 30_000, || (history.acknowledged.lock().len() > before + 5).then_some(()))
+        .await?;
     history.stop.store(true, Ordering::Relaxed);
     for client in clients {
         client.await.map_err(text)?;
@@ -150,7 +152,10 @@ fn judge(cluster: &Cluster, history: &History, kills: u64, last: u64) -> Result<
     let Some(book) = books.values().next() else { return Err("nobody is left".to_owned()) };
     for (id, other) in &books {
         if other != book {
-            return Err(format!("node {id} holds another state: hash {:x} at {:?}, {:x} at {:?} expected", other.hash, other.applied, book.hash, book.applied));
+            return Err(format!(
+                "node {id} holds another state: hash {:x} at {:?}, {:x} at {:?} expected",
+                other.hash, other.applied, book.hash, book.applied
+            ));
         }
     }
     if book.repeated > 0 {
@@ -179,7 +184,9 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
         kills += report.kills;
         purged += u64::from(report.purged > 0);
     }
-    println!("{runs} runs: {acknowledged} acknowledged, 0 lost; {reads} reads, 0 stale; {kills} kills; {purged} runs purged their log");
+    println!(
+        "{runs} runs: {acknowledged} acknowledged, 0 lost; {reads} reads, 0 stale; {kills} kills; {purged} runs purged their log"
+    );
     assert!(runs == 1 || (kills > runs && purged > runs / 3), "the swarm stings too little");
 }
 
@@ -187,7 +194,8 @@ fn nothing_acknowledged_is_lost_whatever_fails() {
 #[test]
 fn the_same_seed_runs_the_same() {
     for seed in [3, 11] {
-        let runs: Vec<Report> = (0..2).map(|_| run("the_same_seed_runs_the_same", seed, |dir| swarm(seed, dir))).collect();
+        let runs: Vec<Report> =
+            (0..2).map(|_| run("the_same_seed_runs_the_same", seed, |dir| swarm(seed, dir))).collect();
         assert_eq!(runs[0], runs[1]);
     }
 }
