@@ -107,12 +107,21 @@ impl Beat<'_> {
         let beat = self.bare_beat(*sequence);
         let term = self.life.writes().clock().term();
         let cluster = self.life.registration().cluster;
-        let asked = self.masters.ask(first, |client| greet(client, beat.clone(), cluster, term)).await;
-        match asked {
-            Ok((leader, Ok((beats, answers, answer)))) => Ok((Conversation { leader, beats, answers }, answer)),
-            Ok((_, Err(forgotten))) => Err(BeatEnd::Forgotten(forgotten)),
-            Err(error) if error.code() == ErrorCode::Fenced => Err(BeatEnd::Fenced(error)),
-            Err(error) => Err(BeatEnd::Forgotten(error)),
+        loop {
+            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), cluster, term)).await;
+            match asked {
+                Ok((leader, Ok((beats, answers, answer)))) => {
+                    return Ok((Conversation { leader, beats, answers }, answer));
+                }
+                Ok((_, Err(forgotten))) => return Err(BeatEnd::Forgotten(forgotten)),
+                Err(error) if error.code() == ErrorCode::Fenced => return Err(BeatEnd::Fenced(error)),
+                // Only a leader of this cluster may end a life. Where only strangers answer (wiped masters, another
+                // cluster behind a reused address), its own masters may yet return: what is stored stays.
+                Err(error) => {
+                    tracing::warn!(%error, "no master of this cluster answers; what is stored stays");
+                    tokio::time::sleep(self.timing.retry_max).await;
+                }
+            }
         }
     }
 

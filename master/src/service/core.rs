@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
-use tidepool_proto::{Error, ErrorCode, History, PROTOCOL_VERSION, v1};
+use tidepool_proto::{ClusterId, Error, ErrorCode, History, PROTOCOL_VERSION, v1};
 
 use super::machine::{Machine, MasterNode};
 use super::metrics::ServiceMetrics;
@@ -121,7 +121,11 @@ impl Service {
     pub fn identity(&self) -> v1::Identity {
         let identity = self.node.identity();
         v1::Identity {
-            cluster_uuid: bytes::Bytes::copy_from_slice(&identity.cluster.0),
+            cluster_uuid: if identity.cluster == ClusterId::default() {
+                bytes::Bytes::new()
+            } else {
+                bytes::Bytes::copy_from_slice(&identity.cluster.0)
+            },
             history: identity.history.0,
             node_id: self.options.node_id.0,
             protocol_version: PROTOCOL_VERSION,

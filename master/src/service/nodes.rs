@@ -106,9 +106,6 @@ async fn commit(tenure: &Tenure, op: Op<'_>) -> Result<Outcome, Error> {
 /// Works on one beat.
 fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse, Error> {
     let tenure = service.tenure()?;
-    if !service.is_confirmed() {
-        return Err(service.not_leader());
-    }
     let (id, incarnation) = (NodeId(beat.node_id), Incarnation(beat.incarnation));
     if beat.history != service.history().0 {
         return Err(Error::new(
@@ -133,7 +130,11 @@ fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::Heartb
             format!("datanode {id} has a newer incarnation {}; {incarnation} must exit", node.incarnation),
         ));
     }
+    // Heard is heard, even while no quorum confirms this leader: its silence must not count against the datanode.
     tenure.nodes.heard(id);
+    if !service.is_confirmed() {
+        return Err(service.not_leader());
+    }
     spawn_ops(service, &tenure, &node, &beat);
     Ok(v1::HeartbeatResponse {
         error: None,

@@ -158,6 +158,10 @@ fn judge(
 }
 
 async fn watch_nodes(service: &Service, tenure: &Tenure) -> Result<(), Error> {
+    if !service.is_confirmed() {
+        // Cut off: what cannot be heard here may be heard elsewhere, and what is proposed now may commit much later.
+        return Ok(());
+    }
     let options = service.options();
     for node in service.directory().nodes() {
         let silence = tenure.nodes.silence(node.node);
