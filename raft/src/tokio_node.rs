@@ -42,7 +42,7 @@ async fn open_here<M: StateMachine>(
     use crate::open::{OpenError, OpenLog, open, reporter};
 
     /// Newest log entries kept in memory for followers and the apply task.
-    const LOG_CACHE_BYTES: usize = 256 << 20;
+    const LOG_CACHE_BYTES: usize = 32 << 20;
 
     let options = options.checked()?;
     std::fs::create_dir_all(&options.data_dir).map_err(OpenError::storage)?;
