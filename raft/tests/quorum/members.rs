@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::server::TcpIncoming;
 
 use crate::ledger::Ledger;
 
@@ -105,9 +105,9 @@ impl Quorum {
         };
         let (service, listener) = (node.grpc(), listener.into_std().unwrap());
         runtime.spawn(async move {
-            let listener = TcpListener::from_std(listener).unwrap();
-            let server = tonic::transport::Server::builder().tcp_nodelay(true).add_service(service);
-            server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+            let incoming = TcpIncoming::from(TcpListener::from_std(listener).unwrap()).with_nodelay(Some(true));
+            let server = tonic::transport::Server::builder().add_service(service);
+            server.serve_with_incoming(incoming).await.unwrap();
         });
         let running = node.clone();
         let taking_part = runtime.spawn(async move { running.run().await });
