@@ -63,6 +63,7 @@ pub(crate) async fn mount(
         node_id: registration.node.0,
         incarnation: registration.incarnation.0,
         segments: named.collect(),
+        identity: Some(identity_of(registration)),
     };
     let ask = masters.ask(Some(leader), |mut client| {
         let request = request.clone();
@@ -112,6 +113,7 @@ pub(crate) async fn unmount_all(
         node_id: registration.node.0,
         incarnation: registration.incarnation.0,
         segment_ids: Vec::new(),
+        identity: Some(identity_of(registration)),
     };
     let ask = masters.ask(leader, |mut client| {
         let request = request.clone();
@@ -124,6 +126,11 @@ pub(crate) async fn unmount_all(
         }
     });
     Ok(ask.await?.0)
+}
+
+/// The cluster and history that the registration's ids belong to.
+fn identity_of(registration: &Registration) -> v1::Identity {
+    wire_identity(Some(registration.cluster), registration.history, registration.node)
 }
 
 /// As said to masters and clients.

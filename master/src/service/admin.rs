@@ -28,7 +28,6 @@ impl AdminFace {
     }
 
     async fn transfer(&self, target: u64) -> Result<NodeId, Error> {
-        self.service.tenure()?;
         let target = (target != 0).then_some(NodeId(target));
         self.service.node().transfer_leader(target).await.map_err(refusal::transfer)
     }
@@ -102,10 +101,14 @@ impl v1::admin_service_server::AdminService for AdminFace {
     }
 
     async fn compact(&self, _: Request<v1::CompactRequest>) -> Result<Response<v1::CompactResponse>, Status> {
-        Ok(Response::new(match self.service.node().compact().await {
+        // In a task of its own: a caller that goes away must not leave a half-done compaction behind.
+        let node = self.service.node().clone();
+        let compaction = tokio::spawn(async move { node.compact().await.map_err(|e| e.to_string()) });
+        let result = compaction.await.unwrap_or_else(|e| Err(e.to_string()));
+        Ok(Response::new(match result {
             Ok(snapshot_index) => v1::CompactResponse { error: None, snapshot_index },
             Err(error) => {
-                let error = Error::new(ErrorCode::Unavailable, error.to_string());
+                let error = Error::new(ErrorCode::Unavailable, error);
                 v1::CompactResponse { error: Some(error.into()), snapshot_index: 0 }
             }
         }))

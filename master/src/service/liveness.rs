@@ -12,7 +12,9 @@ use super::options::VERIFIES_PER_NODE_MAX;
 /// What the leader knows of the datanodes beside the directory.
 pub struct NodeTable {
     nodes: Mutex<HashMap<NodeId, Node>>,
-    since: BootInstant,
+    /// Silence counts from here at the earliest: from taking office, or from when this host woke up.
+    since: Mutex<BootInstant>,
+    looked: Mutex<BootInstant>,
 }
 
 #[derive(Default)]
@@ -24,7 +26,11 @@ struct Node {
 impl NodeTable {
     /// Nobody was heard yet; silence counts from now, so that a failover expires no healthy node.
     pub fn new() -> NodeTable {
-        NodeTable { nodes: Mutex::new(HashMap::new()), since: BootInstant::now() }
+        NodeTable {
+            nodes: Mutex::new(HashMap::new()),
+            since: Mutex::new(BootInstant::now()),
+            looked: Mutex::new(BootInstant::now()),
+        }
     }
 
     /// A beat or registration of this node arrived.
@@ -40,7 +46,18 @@ impl NodeTable {
     /// How long it has been silent, counted from taking office at the earliest.
     pub fn silence(&self, node: NodeId) -> Duration {
         let heard = self.nodes.lock().get(&node).and_then(|n| n.heard);
-        heard.unwrap_or(self.since).elapsed()
+        let since = *self.since.lock();
+        heard.map_or(since, |heard| heard.max(since)).elapsed()
+    }
+
+    /// Called at every look. When the last one is longer ago than `gap_max` this process was stopped or its host slept:
+    /// the silence was its own, and everybody's is counted anew.
+    pub fn look(&self, gap_max: Duration) {
+        let now = BootInstant::now();
+        let before = std::mem::replace(&mut *self.looked.lock(), now);
+        if now - before > gap_max {
+            *self.since.lock() = now;
+        }
     }
 
     /// Asks the node to verify an extent in place. Returns false when its queue is full or already holds the replica.
@@ -79,6 +96,20 @@ mod tests {
         assert!(table.silence(NodeId(1)) < Duration::from_secs(60) && !table.was_heard(NodeId(1)));
         table.heard(NodeId(1));
         assert!(table.was_heard(NodeId(1)));
+    }
+
+    /// With `look` doing nothing, every datanode was forgotten after the host slept.
+    #[test]
+    fn a_stop_of_this_process_is_not_the_datanodes_silence() {
+        let table = NodeTable::new();
+        table.heard(NodeId(1));
+        let long_ago = BootInstant::now();
+        while long_ago.elapsed() < Duration::from_millis(30) {
+            std::hint::spin_loop();
+        }
+        assert!(table.silence(NodeId(1)) >= Duration::from_millis(30));
+        table.look(Duration::from_millis(20));
+        assert!(table.silence(NodeId(1)) < Duration::from_millis(30));
     }
 
     #[test]

@@ -58,6 +58,7 @@ impl NodeFace {
 
     async fn mount(&self, request: &v1::MountRequest) -> Result<Vec<v1::MountedSegment>, Error> {
         let tenure = self.service.tenure()?;
+        self.service.check_identity(request.identity.as_ref())?;
         let (node, incarnation) = (NodeId(request.node_id), Incarnation(request.incarnation));
         let mut mounted = Vec::with_capacity(request.segments.len());
         for (i, segment) in request.segments.iter().enumerate() {
@@ -74,6 +75,7 @@ impl NodeFace {
 
     async fn unmount(&self, request: &v1::UnmountRequest) -> Result<(), Error> {
         let tenure = self.service.tenure()?;
+        self.service.check_identity(request.identity.as_ref())?;
         let (node, incarnation) = (NodeId(request.node_id), Incarnation(request.incarnation));
         let ops: Vec<Op<'_>> = if request.segment_ids.is_empty() {
             vec![Op::DropNode { node, incarnation }]
@@ -117,23 +119,23 @@ fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::Heartb
             ),
         ));
     }
-    let Some(node) = service.directory().node(id) else {
-        return Err(Error::new(ErrorCode::NodeUnknown, format!("datanode {id} is not registered: register anew")));
-    };
-    if node.incarnation < incarnation {
-        // This master has not heard of that life: it must have been deposed.
+    let known = service.directory().node(id);
+    if known.as_ref().is_some_and(|node| node.incarnation == incarnation) {
+        // Heard is heard, even while no quorum confirms this leader: its silence must not count against the datanode.
+        tenure.nodes.heard(id);
+    }
+    // A leader that may have been deposed commands nothing and ends no life.
+    if !service.is_confirmed() || known.as_ref().is_some_and(|node| node.incarnation < incarnation) {
         return Err(service.not_leader());
     }
+    let Some(node) = known else {
+        return Err(Error::new(ErrorCode::NodeUnknown, format!("datanode {id} is not registered: register anew")));
+    };
     if node.incarnation != incarnation {
         return Err(Error::new(
             ErrorCode::Fenced,
             format!("datanode {id} has a newer incarnation {}; {incarnation} must exit", node.incarnation),
         ));
-    }
-    // Heard is heard, even while no quorum confirms this leader: its silence must not count against the datanode.
-    tenure.nodes.heard(id);
-    if !service.is_confirmed() {
-        return Err(service.not_leader());
     }
     spawn_ops(service, &tenure, &node, &beat);
     Ok(v1::HeartbeatResponse {

@@ -1,6 +1,7 @@
 //! Taking and leaving office: follows leadership, builds each term's `Tenure` and starts its background work.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::RngCore;
 use tidepool_proto::capability::Secret;
@@ -13,6 +14,9 @@ use super::proposer::Proposer;
 use super::tenure::{LogClock, Tenure};
 use super::upkeep;
 use crate::directory::{Config, Op, Outcome};
+
+/// Pause before office is tried again: a leader without a tenure answers nobody, and nothing else would wake it.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Follows leadership until the node is gone.
 pub async fn follow(service: Arc<Service>) {
@@ -31,7 +35,16 @@ pub async fn follow(service: Arc<Service>) {
                         upkeep::start(&service, &tenure);
                         service.set_tenure(Some(tenure));
                     }
-                    Err(error) => tracing::warn!(term = now.term, %error, "could not take office"),
+                    Err(error) => {
+                        tracing::warn!(term = now.term, %error, "could not take office; trying again");
+                        tokio::select! {
+                            () = tokio::time::sleep(RETRY_PAUSE) => continue,
+                            changed = leadership.changed() => match changed {
+                                Ok(()) => continue,
+                                Err(_) => return,
+                            },
+                        }
+                    }
                 }
             }
             (_, Some(term)) => {
@@ -69,7 +82,7 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
     let first_index = service.directory().applied().map_or(0, |(index, _)| index);
     let config = service.directory().config();
     let lease_ttl_max_ms = config.config.lease_ttl_max_ms.max(config.lease_ttl_max_before_ms);
-    let lease_ttl_max = std::time::Duration::from_millis(lease_ttl_max_ms);
+    let lease_ttl_max = Duration::from_millis(lease_ttl_max_ms);
     let tenure = Tenure::new(term, first_index, clock, proposer, NodeTable::new(), lease_ttl_max);
     tenure.set_capacity_bytes(service.directory().counts().capacity_bytes);
     Ok(tenure)

@@ -7,6 +7,8 @@ use tidepool_proto::capability::GRANT_LIFETIME_MAX_MS;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
+use crate::directory::Config;
+
 /// Settings of one master. Every limit is named here and shown by `tidepool config show`.
 #[derive(Clone, Debug)]
 pub struct MasterOptions {
@@ -79,6 +81,12 @@ impl MasterOptions {
     /// Refuses settings that contradict what others rely on.
     pub fn check(&self) -> Result<(), Error> {
         let longest = Duration::from_millis(GRANT_LIFETIME_MAX_MS);
+        Config {
+            lease_ttl_max_ms: self.lease_ttl_max.as_millis() as u64,
+            put_start_discard_timeout_ms: self.put_start_discard_timeout.as_millis() as u64,
+            ..Config::default()
+        }
+        .check()?;
         if self.put_start_discard_timeout > longest {
             return Err(Error::new(
                 ErrorCode::InvalidParams,

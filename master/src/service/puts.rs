@@ -17,6 +17,7 @@ use super::options::BATCH_ITEMS_MAX;
 use super::reads::addresses;
 use super::room;
 use super::tenure::Tenure;
+use crate::directory::limits::VICTIMS_PER_OP_MAX;
 use crate::directory::{
     Contact, Grant, Op, Outcome, PutEnd, PutStart, ReplicaEnd, ReplicaMode, ReplicaStatus, SessionId, Statuses,
     TenantId, Token,
@@ -53,10 +54,11 @@ pub async fn start(
         let made_room = ops.iter().any(|op| matches!(op, Op::PutStart(p) if !p.victims.is_empty()));
         let outcomes = tenure.proposer.propose(&ops, marks).await?;
         drop(ops);
-        let mut again = Vec::new();
+        let (mut again, mut progress) = (Vec::new(), false);
         for ((i, token), outcome) in waiting.into_iter().zip(outcomes) {
             match outcome {
                 Outcome::Granted(grant) => {
+                    progress = true;
                     note_evicted(service, &grant);
                     nodes.extend(grant.replicas.iter().map(|r| r.node.0));
                     grants[i] = granted(service, &tenure, &grant);
@@ -75,7 +77,7 @@ pub async fn start(
                 grants[i].error = Some(error.retry_after(NO_ROOM_PAUSE.as_millis() as u32).for_item(i));
             }
         }
-        if !again.is_empty() && attempt > 0 && !made_room {
+        if !again.is_empty() && attempt > 0 && !(made_room && progress) {
             tokio::time::sleep(NO_ROOM_PAUSE).await;
         }
         waiting = again.into_iter().map(|(i, token, _)| (i, token)).collect();
@@ -148,7 +150,9 @@ impl<'a> Batch<'a> {
             }
             if attempt > 1 {
                 let side_by_side = room::neighbours(service, tenure, self.request.items[*i].length);
-                victims.extend(side_by_side.found.iter().map(|v| v.object));
+                // Neighbours first: they are what a large request needs, and an op names only so many.
+                let oldest = std::mem::take(&mut victims);
+                victims.extend(side_by_side.found.iter().map(|v| v.object).chain(oldest).take(VICTIMS_PER_OP_MAX));
                 neighbour_marks.push(side_by_side.marks);
             }
             let item = &self.request.items[*i];
@@ -214,10 +218,13 @@ fn no_room_ever(service: &Service, again: &[(usize, Token, Error)], batch: &Batc
         return false;
     }
     let segments = service.directory().segments();
-    let eligible = segments.iter().filter(|s| s.contact == Contact::Heard && !batch.excluded.contains(&s.node));
-    let largest = eligible.map(|s| s.capacity).max().unwrap_or(0);
+    let eligible = |bytes: u64| {
+        let usable = segments.iter().filter(|s| s.contact == Contact::Heard && !batch.excluded.contains(&s.node));
+        usable.filter(|s| s.capacity >= bytes).count()
+    };
     again.iter().all(|(i, _, error)| {
-        extent_bytes(batch.request.items[*i].length) > largest || error.code() == ErrorCode::NotEnoughReplicas
+        let needed = if error.code() == ErrorCode::NotEnoughReplicas { batch.replica_num as usize } else { 1 };
+        eligible(extent_bytes(batch.request.items[*i].length)) < needed
     })
 }
 

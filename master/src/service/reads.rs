@@ -112,10 +112,14 @@ impl<'a> Read<'a> {
             Some(Ask::Stat(r)) => What::Done(Answer::Stat(stat(service, tenure, r)?)),
             Some(Ask::List(r)) => What::Done(Answer::List(list(service, r)?)),
             Some(Ask::ReleaseLease(r)) => {
+                check_items(r.object_ids.len())?;
                 r.object_ids.iter().for_each(|&id| tenure.leases.release(ObjectId(id)));
                 What::Done(Answer::ReleaseLease(v1::ReleaseLeaseResponse {}))
             }
-            Some(Ask::ReadReport(r)) => What::Done(Answer::ReadReport(read_report(service, tenure, r))),
+            Some(Ask::ReadReport(r)) => {
+                check_items(r.reports.len())?;
+                What::Done(Answer::ReadReport(read_report(service, tenure, r)))
+            }
             _ => return Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),
         };
         Ok(Read { service, tenure, what, marked: Vec::new() })
@@ -187,6 +191,16 @@ fn count_lookups(service: &Service, hits: u64, misses: u64) {
     let lookups = &service.metrics().lookups;
     lookups.with_label_values(&["memory"]).inc_by(hits);
     lookups.with_label_values(&["miss"]).inc_by(misses);
+}
+
+fn check_items(items: usize) -> Result<(), Error> {
+    if items > BATCH_ITEMS_MAX {
+        return Err(Error::new(
+            ErrorCode::InvalidParams,
+            format!("{items} items in one call; the limit is {BATCH_ITEMS_MAX}"),
+        ));
+    }
+    Ok(())
 }
 
 fn checked_keys(keys: Option<&v1::Keys>) -> Result<Vec<&[u8]>, Error> {
@@ -361,7 +375,8 @@ fn read_report(service: &Service, tenure: &Tenure, request: &v1::ReadReportReque
                 service.metrics().read_reports.with_label_values(&["corrupt"]).inc();
                 let object = ObjectId(report.object_id);
                 let place = service.directory().with_object_id(object, |view| {
-                    view.and_then(|v| v.replicas.iter().find(|r| r.replica.0 == report.replica_id).copied())
+                    // Only what readers are handed can be reported: a grant being filled is not yet what it will be.
+                    view.and_then(|v| v.listed().find(|r| r.replica.0 == report.replica_id).copied())
                 });
                 if let Some(place) = place {
                     let verify = v1::VerifyReplica {

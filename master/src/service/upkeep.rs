@@ -158,6 +158,7 @@ fn judge(
 }
 
 async fn watch_nodes(service: &Service, tenure: &Tenure) -> Result<(), Error> {
+    tenure.nodes.look(service.options().node_suspect_timeout / 2);
     if !service.is_confirmed() {
         // Cut off: what cannot be heard here may be heard elsewhere, and what is proposed now may commit much later.
         return Ok(());

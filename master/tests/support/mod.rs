@@ -73,6 +73,7 @@ impl Quorum {
             node_id: registered.node_id,
             incarnation: registered.incarnation,
             segments: vec![v1::MountSegment { name: "dram0".to_owned(), bytes }],
+            identity: registered.identity.clone(),
         };
         let mounted = rpc.mount(mount).await.expect("mount").into_inner();
         assert_eq!((mounted.error, mounted.segments[0].error.clone()), (None, None));

@@ -19,6 +19,12 @@ pub(super) struct Dialer {
     state: Mutex<State>,
 }
 
+/// Dials of a minute that follow the backoff alone; the rest are spread, so that a peer that returns after a longer
+/// outage is found soon and not only when the minute is over.
+const HURRIED_DIALS_MAX: usize = 8;
+/// Pause between the others.
+const SPREAD: Duration = Duration::from_secs(18);
+
 #[derive(Default)]
 struct State {
     failures: u32,
@@ -45,7 +51,9 @@ impl Dialer {
         }
         let full = state.recent.len() >= DIALS_PER_MINUTE_MAX;
         let window_ends = state.recent.front().filter(|_| full).map(|&at| at + MINUTE);
-        let not_before = state.not_before.max(window_ends).filter(|&at| at > now);
+        let hurried = state.recent.len() >= HURRIED_DIALS_MAX;
+        let spread = state.recent.back().filter(|_| hurried).map(|&at| at + SPREAD);
+        let not_before = state.not_before.max(window_ends).max(spread).filter(|&at| at > now);
         let Some(not_before) = not_before else {
             state.recent.push_back(now);
             return Ok(());
@@ -78,6 +86,7 @@ impl Dialer {
         if answered && now.saturating_duration_since(opened) >= STABLE_AFTER {
             let mut state = self.state.lock();
             (state.failures, state.not_before) = (0, None);
+            state.recent.clear();
         } else {
             self.failed(now, backoff, error);
         }
