@@ -107,7 +107,7 @@ async fn dial(quorum: &Quorum, id: u64) -> RaftServiceClient<Channel> {
     RaftServiceClient::connect(format!("http://{}", quorum.socket(id))).await.unwrap()
 }
 
-/// Every call with every wrong identity, and with payloads that are no messages: a specific error, and nothing changes.
+/// (Tried with the comparison of clusters left out: fails.) Every call with every wrong identity, and with payloads that are no messages: a specific error, and nothing changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_identities_and_garbage_are_refused_on_every_call() {
     let quorum = Quorum::started(|_| {}).await;
