@@ -87,7 +87,8 @@ async fn a_member_of_another_cluster_is_refused() {
     for id in 10..30 {
         ours.put(id).await;
     }
-    assert_eq!(stranger.machine().entries(), [2]);
+    // It may have been killed before it applied its own cluster's entry; it must hold nothing of ours.
+    assert!(stranger.machine().entries().iter().all(|&id| id == 2), "{:?}", stranger.machine().entries());
     let (now, now_in) = ours.leader().await;
     assert_eq!((now.node_id(), now_in), (leader.node_id(), term), "a stranger's votes moved the leadership");
 }
