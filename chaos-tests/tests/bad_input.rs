@@ -277,12 +277,24 @@ async fn datanode_rows(pool: &Pool, status: &v1::StatusResponse) {
     let node = &status.nodes[0];
     let whole = |error: Option<v1::CallError>| error.map_or(Ok(()), |error| Err(Error::from(error)));
 
-    let unmount =
-        v1::UnmountRequest { node_id: node.node_id, incarnation: node.incarnation, segment_ids: vec![1 << 40] };
+    let leave = |incarnation: u64, segment_ids: Vec<u64>| v1::UnmountRequest {
+        node_id: node.node_id,
+        incarnation,
+        segment_ids,
+        identity: status.identity.clone(),
+    };
+    let mut foreign = leave(node.incarnation, Vec::new());
+    if let Some(identity) = &mut foreign.identity {
+        identity.cluster_uuid = vec![9; 16].into();
+    }
+    let answer = service.unmount(foreign).await.unwrap().into_inner();
+    row("leave of another cluster's node", ErrorCode::WrongCluster, "cluster").is(whole(answer.error));
+
+    let unmount = leave(node.incarnation, vec![1 << 40]);
     let answer = service.unmount(unmount).await.unwrap().into_inner();
     row("unknown segment", ErrorCode::SegmentNotFound, "segment").is(whole(answer.error));
 
-    let stale = v1::UnmountRequest { node_id: node.node_id, incarnation: 1, segment_ids: Vec::new() };
+    let stale = leave(1, Vec::new());
     let answer = service.unmount(stale).await.unwrap().into_inner();
     row("leave by a stale incarnation", ErrorCode::Fenced, "").is(whole(answer.error));
 
@@ -290,6 +302,7 @@ async fn datanode_rows(pool: &Pool, status: &v1::StatusResponse) {
         node_id: node.node_id,
         incarnation: 1,
         segments: vec![v1::MountSegment { name: "x".into(), bytes: 1 << 20 }],
+        identity: status.identity.clone(),
     };
     let answer = service.mount(mount).await.unwrap().into_inner();
     let error = answer.error.map(Error::from).or_else(|| answer.segments[0].error.clone().map(Error::from));
