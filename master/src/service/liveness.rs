@@ -116,7 +116,7 @@ mod tests {
     fn a_replica_is_verified_once_however_many_readers_report_it() {
         let table = NodeTable::new();
         let replica = v1::VerifyReplica { replica_id: 7, ..Default::default() };
-        assert!(table.ask_to_verify(NodeId(1), replica.clone()));
+        assert!(table.ask_to_verify(NodeId(1), replica));
         assert!(!table.ask_to_verify(NodeId(1), replica));
         assert_eq!(table.take_verifications(NodeId(1), 10).len(), 1);
         assert!(table.take_verifications(NodeId(1), 10).is_empty());
