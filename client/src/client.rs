@@ -154,7 +154,7 @@ impl Client {
         only(self.remove_many(&[key], mode, deadline).await)
     }
 
-    /// One page of keys that start with `prefix`, after `after`, in key order; `limit` 0 is the server's page size.
+    /// One page of keys that start with `prefix`, after `after`, in the order of the directory (by hash, stable); `limit` 0 is the server's page size.
     pub async fn list(
         &self,
         prefix: &[u8],

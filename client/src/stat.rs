@@ -46,7 +46,7 @@ pub struct ListedObject {
     pub replicas: u32,
 }
 
-/// One page of a listing, in key order.
+/// One page of a listing, in the order of the directory (by hash, stable).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListPage {
     /// Objects.
