@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use prost::Message;
 use support::{Served, identity, options};
-use tidepool_proto::{ErrorCode, History, v1};
+use tidepool_proto::{Error, ErrorCode, History, v1};
 use tidepool_transport::Engine;
 use tidepool_transport::conformance::{TestMemory, eventually, patient, pattern, read_item, skewed, taken};
 use tidepool_transport::tcp::{DataIdentity, MAGIC, TcpEngine, TcpOptions, TcpServerOptions, wire};
@@ -215,4 +215,53 @@ async fn a_put_that_stops_arriving_is_aborted_at_its_deadline() {
     let end = wire::get_write_statuses(&body, 1).unwrap().remove(0).unwrap_err();
     assert!(end.is_clean() && end.error.code() == ErrorCode::DeadlineExceeded, "{end}");
     assert_eq!(memory.copy(400, 600), vec![0; 600]);
+}
+
+/// Memory that takes its time to refuse, and counts.
+struct Busy(AtomicU64);
+
+impl tidepool_transport::Memory for Busy {
+    fn read(&self, request: &tidepool_transport::ReadAccess) -> Result<tidepool_transport::ReadGuard, Error> {
+        let until = std::time::Instant::now() + Duration::from_micros(50);
+        while std::time::Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Err(Error::new(ErrorCode::OutOfBounds, format!("{} bytes", request.length)))
+    }
+    fn begin_write(
+        &self,
+        _request: &tidepool_transport::WriteAccess,
+    ) -> Result<Box<dyn tidepool_transport::WriteTicket>, Error> {
+        Err(Error::new(ErrorCode::OutOfBounds, "nothing is written here"))
+    }
+}
+
+/// A connection whose next frame is always there shares its thread with the others. Counted, not timed: the other's
+/// one request is answered long before the flood is. Seen to fail (all 4000 first) without the budget in `Session`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_on_one_connection_does_not_hold_up_another() {
+    const FLOOD: u64 = 4000;
+    let memory = std::sync::Arc::new(Busy(AtomicU64::new(0)));
+    let one_thread = TcpServerOptions { io_threads: 1, ..TcpServerOptions::new(identity(1)) };
+    let served = Served::with(one_thread, memory.clone()).await;
+    let (flood, mut other) = (greeted(&served).await, greeted(&served).await);
+    let frame = {
+        let mut frame = request(1, wire::RECORD_BYTES as u16, 1, 0);
+        let replica = TestMemory::replica_of(1, 0, 10);
+        wire::put_read(&mut frame, &tidepool_transport::ReadAccess { object_id: 1, replica, offset: 0, length: 10 });
+        frame
+    };
+    let (mut answers, mut requests) = flood.into_split();
+    let all = frame.repeat(FLOOD as usize);
+    let writing = tokio::spawn(async move { requests.write_all(&all).await.map(|()| requests) });
+    let reading = tokio::spawn(async move { tokio::io::copy(&mut answers, &mut tokio::io::sink()).await });
+    eventually("the flood to be under way", || memory.0.load(Ordering::SeqCst) > 0).await;
+    other.write_all(&frame).await.unwrap();
+    let mut header = [0u8; wire::HEADER_BYTES];
+    other.read_exact(&mut header).await.unwrap();
+    let served_before = memory.0.load(Ordering::SeqCst);
+    assert!(served_before < FLOOD / 2, "{served_before} requests of the flood were served first");
+    drop(writing.await.unwrap().unwrap());
+    reading.await.unwrap().unwrap();
 }

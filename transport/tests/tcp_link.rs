@@ -215,6 +215,65 @@ async fn a_put_given_up_half_sent_frees_its_source() {
     }
 }
 
+/// A put that is given up with much to go costs its connection, and nobody else anything: what was sent before it is
+/// still answered, what was queued behind it ends with a code that blames neither node nor connection, and the next
+/// dial is not held back as after a failure. Seen to fail with TRANSFER_FAIL for what was queued behind while the
+/// connection was closed at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_given_up_half_sent_costs_no_other_request_its_node() {
+    const LENGTH: usize = 32 << 20;
+    let memory = TestMemory::new(LENGTH);
+    let small = Some(64 << 10);
+    let limits = TcpServerOptions { socket_buffer_bytes: small, ..TcpServerOptions::new(identity(1)) };
+    let served = Served::with(limits, memory.clone()).await;
+    let minute = Duration::from_secs(60);
+    let engine = Arc::new(TcpEngine::new(TcpOptions {
+        stripes: 1,
+        socket_buffer_bytes: small,
+        stall_timeout: minute,
+        backoff_min: minute,
+        backoff_max: minute,
+        ..options()
+    }));
+    read_some(&engine, &served.address, &memory, 10).await.unwrap();
+    memory.set_stuck(true);
+    let read = || {
+        let (engine, memory, address) = (engine.clone(), memory.clone(), served.address.clone());
+        tokio::spawn(async move { read_some(&engine, &address, &memory, 10).await })
+    };
+    let ahead = read();
+    eventually("the first read to be at the server", || memory.waiting() == 1).await;
+    let put = tokio::spawn({
+        let (engine, address) = (engine.clone(), served.address.clone());
+        let items = vec![write_item(&memory, 1, 0, vec![vec![3u8; LENGTH].into()])];
+        async move { engine.write(&address, items, Instant::now() + Duration::from_millis(300)).await.remove(0) }
+    });
+    eventually("a part of the put to be sent", || engine.stats().bytes_out > 0).await;
+    let behind = read();
+    assert_eq!(put.await.unwrap().unwrap_err().error.code(), ErrorCode::DeadlineExceeded);
+    memory.set_stuck(false);
+    assert_eq!(behind.await.unwrap(), Err(ErrorCode::ResourceExhausted));
+    ahead.await.unwrap().unwrap();
+    eventually("the connection's end", || engine.stats().connections_open == 0).await;
+    read_some(&engine, &served.address, &memory, 10).await.unwrap();
+    assert_eq!(engine.stats().connections_opened, 2);
+}
+
+/// A peer that takes one connection and refuses a second is asked for the second as rarely as a dead peer is dialled.
+/// Seen to fail with one failed dial a batch while only the first stripe's dials were admitted by a dialer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_second_stripe_is_not_dialled_by_every_batch() {
+    let memory = TestMemory::new(2 << 20);
+    let limits = TcpServerOptions { connections_max: 1, ..TcpServerOptions::new(identity(1)) };
+    let served = Served::with(limits, memory.clone()).await;
+    let engine = TcpEngine::new(options());
+    for _ in 0..200 {
+        read_some(&engine, &served.address, &memory, 2 << 20).await.unwrap();
+    }
+    let failed = engine.stats().connections_failed;
+    assert!((1..=10).contains(&failed), "{failed} dials for a second stripe");
+}
+
 /// A peer that never answers is given up some time after a deadline passed in vain; without that every later call
 /// would queue behind it.
 #[tokio::test(flavor = "multi_thread")]

@@ -31,8 +31,20 @@ const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Called once when the connection has ended: why, when it was opened, and whether it ever was answered.
-pub(super) type OnEnd = Box<dyn FnOnce(&Error, Instant, bool) + Send>;
+/// Called once when the connection has ended.
+pub(super) type OnEnd = Box<dyn FnOnce(&Ended<'_>) + Send>;
+
+/// How a connection ended.
+pub(super) struct Ended<'a> {
+    /// Why.
+    pub(super) error: &'a Error,
+    /// When it was opened.
+    pub(super) opened: Instant,
+    /// Whether it ever was answered.
+    pub(super) answered: bool,
+    /// Whether this side left it, which says nothing of the peer.
+    pub(super) left: bool,
+}
 
 /// A live or ended connection.
 pub(super) struct Connection {
@@ -46,6 +58,7 @@ struct Shared {
     lane: Mutex<Lane>,
     permits: Arc<Semaphore>,
     closed: AtomicBool,
+    leaving: AtomicBool,
     closing: Notify,
     answered: AtomicBool,
     pending_bytes: AtomicU64,
@@ -59,6 +72,8 @@ struct Shared {
 struct Lane {
     in_flight: VecDeque<InFlight>,
     next_id: u64,
+    /// Nothing more is sent; what was sent whole is still answered.
+    leaving: Option<Error>,
     closed: Option<Error>,
 }
 
@@ -90,6 +105,7 @@ impl Connection {
             lane: Mutex::default(),
             permits: Arc::new(Semaphore::new(in_flight_frames_max)),
             closed: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             closing: Notify::new(),
             answered: AtomicBool::new(false),
             pending_bytes: AtomicU64::new(0),
@@ -107,7 +123,12 @@ impl Connection {
 
     /// Whether frames may still be sent.
     pub(super) fn is_open(&self) -> bool {
-        !self.shared.closed.load(Ordering::Acquire)
+        !self.shared.leaving.load(Ordering::Acquire) && !self.has_ended()
+    }
+
+    /// Whether nothing is awaited on it any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
     }
 
     /// Payload bytes asked for and not answered yet.
@@ -137,18 +158,33 @@ impl Connection {
 
 impl Shared {
     fn why_closed(&self) -> Error {
-        let closed = self.lane.lock().closed.clone();
-        closed.unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, format!("connection to {} closed", self.peer)))
+        let lane = self.lane.lock();
+        let why = lane.closed.as_ref().or(lane.leaving.as_ref());
+        why.cloned()
+            .unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, format!("connection to {} closed", self.peer)))
+    }
+
+    /// Sends nothing more: a frame was left half sent. The peer answers what it has whole, then meets the end of the
+    /// stream and closes; exchanges that were not sent end with `error` at once.
+    fn leave(&self, error: Error) {
+        tracing::debug!(peer = %self.peer, %error, "data connection left");
+        self.lane.lock().leaving.get_or_insert(error);
+        self.leaving.store(true, Ordering::Release);
+        self.permits.close();
+        // An already dead socket fails here: the reader finds out.
+        let _already_dead = socket2::SockRef::from(&self.stream).shutdown(Shutdown::Write);
     }
 
     fn close(&self, error: Error) {
-        let in_flight = {
+        let (error, left, in_flight) = {
             let mut lane = self.lane.lock();
             if lane.closed.is_some() {
                 return;
             }
+            let left = lane.leaving.is_some();
+            let error = lane.leaving.clone().unwrap_or(error);
             lane.closed = Some(error.clone());
-            std::mem::take(&mut lane.in_flight)
+            (error, left, std::mem::take(&mut lane.in_flight))
         };
         self.closed.store(true, Ordering::Release);
         self.permits.close();
@@ -162,7 +198,8 @@ impl Shared {
         tracing::debug!(peer = %self.peer, %error, in_flight = in_flight.len(), "data connection closed");
         in_flight.iter().for_each(|it| it.exchange.end(&error));
         if let Some(on_end) = self.on_end.lock().take() {
-            on_end(&error, self.opened, self.answered.load(Ordering::Relaxed));
+            let answered = self.answered.load(Ordering::Relaxed);
+            on_end(&Ended { error: &error, opened: self.opened, answered, left });
         }
     }
 
@@ -172,6 +209,15 @@ impl Shared {
             _ => error.to_string(),
         };
         Error::new(ErrorCode::TransferFailed, format!("{} {doing}: {what}", self.peer))
+    }
+
+    /// For those that shared the connection with a put that was given up: the peer is well, and nothing of theirs failed.
+    fn left_half_sent(&self, left: u64) -> Error {
+        let what = format!(
+            "the connection to {} was left: a put on it was given up with {left} bytes to go (limit {PADDING_BYTES_MAX})",
+            self.peer
+        );
+        Error::new(ErrorCode::ResourceExhausted, what)
     }
 
     fn bad(&self, what: String) -> Error {
@@ -190,7 +236,7 @@ impl Shared {
         let kind = queued.exchange.kind();
         let payload_bytes = if kind == Kind::Write { facts.payload_bytes } else { 0 };
         let mut lane = self.lane.lock();
-        if let Some(error) = &lane.closed {
+        if let Some(error) = lane.closed.as_ref().or(lane.leaving.as_ref()) {
             queued.exchange.end(error);
             return false;
         }
@@ -244,17 +290,25 @@ async fn write_all(shared: Arc<Shared>, mut queue: mpsc::Receiver<Queued>) {
     let error = loop {
         let first = tokio::select! {
             biased;
-            () = shared.closing.notified() => break shared.why_closed(),
+            () = shared.closing.notified() => break Some(shared.why_closed()),
             queued = queue.recv() => queued,
         };
         let Some(first) = first else {
-            break Error::new(ErrorCode::Unavailable, format!("connection to {}: the engine was dropped", shared.peer));
+            let what = format!("connection to {}: the engine was dropped", shared.peer);
+            break Some(Error::new(ErrorCode::Unavailable, what));
         };
-        if let Err(error) = write_some(&shared, first, &mut queue).await {
-            break error;
+        match write_some(&shared, first, &mut queue).await {
+            Ok(Whole::Sent) => {}
+            Ok(Whole::GivenUp(left)) => {
+                shared.leave(shared.left_half_sent(left));
+                break None;
+            }
+            Err(error) => break Some(error),
         }
     };
-    shared.close(error);
+    if let Some(error) = error {
+        shared.close(error);
+    }
     queue.close();
     while let Ok(queued) = queue.try_recv() {
         queued.exchange.end(&shared.why_closed());
@@ -262,7 +316,7 @@ async fn write_all(shared: Arc<Shared>, mut queue: mpsc::Receiver<Queued>) {
 }
 
 /// Sends one frame and whatever small ones are queued before the first that has payload.
-async fn write_some(shared: &Shared, first: Queued, queue: &mut mpsc::Receiver<Queued>) -> Result<(), Error> {
+async fn write_some(shared: &Shared, first: Queued, queue: &mut mpsc::Receiver<Queued>) -> Result<Whole, Error> {
     let mut head = Vec::new();
     let mut next = Some(first);
     while let Some(queued) = next {
@@ -275,10 +329,23 @@ async fn write_some(shared: &Shared, first: Queued, queue: &mut mpsc::Receiver<Q
         }
         next = if head.len() < HEADS_BYTES_TARGET { queue.try_recv().ok() } else { None };
     }
-    send_bytes(&shared.stream, &head, NO_LIMIT).await.map_err(|e| shared.failed("while sending", e))
+    send_bytes(&shared.stream, &head, NO_LIMIT).await.map_err(|e| shared.failed("while sending", e))?;
+    Ok(Whole::Sent)
 }
 
-async fn write_payload(shared: &Shared, head: &[u8], exchange: &WriteExchange, payload_bytes: u64) -> io::Result<()> {
+/// Whether frames went out whole.
+enum Whole {
+    Sent,
+    /// The caller took its put back with so many bytes to go.
+    GivenUp(u64),
+}
+
+async fn write_payload(
+    shared: &Shared,
+    head: &[u8],
+    exchange: &WriteExchange,
+    payload_bytes: u64,
+) -> io::Result<Whole> {
     let (mut ranges, mut window) = (Ranges::default(), Window::default());
     ranges.push(head.as_ptr(), head.len());
     let mut left = payload_bytes;
@@ -287,10 +354,9 @@ async fn write_payload(shared: &Shared, head: &[u8], exchange: &WriteExchange, p
             Ok(Sent::Bytes(n)) => {
                 left -= n as u64;
                 Stats::add(&shared.stats.bytes_out, n as u64);
+                tokio::task::coop::consume_budget().await;
             }
-            Ok(Sent::Settled) if left > PADDING_BYTES_MAX => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "a put was given up half sent"));
-            }
+            Ok(Sent::Settled) if left > PADDING_BYTES_MAX => return Ok(Whole::GivenUp(left)),
             Ok(Sent::Settled) => {
                 // The frame must be completed for those behind it. Nobody waits for this put: its checksums refuse it.
                 let unsent = head.len() - ranges.bytes() as usize;
@@ -300,7 +366,7 @@ async fn write_payload(shared: &Shared, head: &[u8], exchange: &WriteExchange, p
                     send_bytes(&shared.stream, &ZEROS[..n as usize], NO_LIMIT).await?;
                     left -= n;
                 }
-                return Ok(());
+                return Ok(Whole::Sent);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 tokio::task::coop::consume_budget().await;
@@ -309,7 +375,7 @@ async fn write_payload(shared: &Shared, head: &[u8], exchange: &WriteExchange, p
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    Ok(Whole::Sent)
 }
 
 /// Takes answers until the connection ends.
@@ -320,6 +386,8 @@ async fn read_all(shared: Arc<Shared>) {
             break error;
         }
         shared.answered.store(true, Ordering::Relaxed);
+        // A peer that answers faster than we take keeps this thread no longer than its share.
+        tokio::task::coop::consume_budget().await;
     };
     shared.close(error);
 }
@@ -365,6 +433,7 @@ async fn read_answer(shared: &Shared, buffers: &mut ReadBuffers) -> Result<(), E
                         left -= n as u64;
                         progress = Instant::now();
                         Stats::add(&shared.stats.bytes_in, n as u64);
+                        tokio::task::coop::consume_budget().await;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         shared.readable(progress).await.map_err(failed)?;

@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use tidepool_proto::{Error, ErrorCode};
 use tokio::time::Instant;
 
+use super::connection::Ended;
+
 /// Dials a minute to a peer without a live connection.
 pub const DIALS_PER_MINUTE_MAX: usize = 10;
 /// A connection that lived this long and was answered ends a row of failures.
@@ -80,15 +82,16 @@ impl Dialer {
         state.not_before = Some(now + doubled.mul_f64(rand::random_range(0.75..1.25)));
     }
 
-    /// A connection ended. Only one that was of use for a while wipes the slate: a peer that accepts and resets is as
-    /// dead as one that refuses.
-    pub(super) fn ended(&self, now: Instant, backoff: Backoff, opened: Instant, answered: bool, error: &Error) {
-        if answered && now.saturating_duration_since(opened) >= STABLE_AFTER {
+    /// A connection ended. Only one that was of use for a while, or that this side left, wipes the slate: a peer that
+    /// accepts and resets is as dead as one that refuses.
+    pub(super) fn ended(&self, now: Instant, backoff: Backoff, ended: &Ended<'_>) {
+        let stable = now.saturating_duration_since(ended.opened) >= STABLE_AFTER;
+        if ended.answered && (stable || ended.left) {
             let mut state = self.state.lock();
             (state.failures, state.not_before) = (0, None);
             state.recent.clear();
         } else {
-            self.failed(now, backoff, error);
+            self.failed(now, backoff, ended.error);
         }
     }
 }
@@ -107,7 +110,7 @@ mod tests {
             let now = start + Duration::from_millis(ms);
             if dialer.admit(now).is_ok() {
                 dials.push(ms);
-                dialer.ended(now, BACKOFF, now, answered, &error);
+                dialer.ended(now, BACKOFF, &Ended { error: &error, opened: now, answered, left: false });
             }
         }
         dials
@@ -137,7 +140,22 @@ mod tests {
         let refused = dialer.admit(now).unwrap_err();
         assert_eq!(refused.code(), ErrorCode::WrongCluster);
         assert!(refused.message().contains("another cluster") && refused.retry_after_ms() > 0);
-        dialer.ended(now + Duration::from_secs(20), BACKOFF, now + Duration::from_secs(5), true, &error);
+        let ended = Ended { error: &error, opened: now + Duration::from_secs(5), answered: true, left: false };
+        dialer.ended(now + Duration::from_secs(20), BACKOFF, &ended);
         dialer.admit(now + Duration::from_secs(20)).unwrap();
+    }
+
+    #[test]
+    fn a_connection_that_this_side_left_counts_for_nothing_if_the_peer_ever_answered() {
+        let (dialer, now) = (Dialer::default(), Instant::now());
+        let error = Error::new(ErrorCode::ResourceExhausted, "a put was given up");
+        let ended = |answered| Ended { error: &error, opened: now, answered, left: true };
+        for _ in 0..2 * DIALS_PER_MINUTE_MAX {
+            dialer.admit(now).unwrap();
+            dialer.ended(now, BACKOFF, &ended(true));
+        }
+        dialer.admit(now).unwrap();
+        dialer.ended(now, BACKOFF, &ended(false));
+        dialer.admit(now).unwrap_err();
     }
 }

@@ -15,7 +15,7 @@ pub const ITEM_BYTES_MAX: u64 =
 pub const CHUNK_BYTES_MAX: usize = 256 << 10;
 /// Most bytes one system call moves elsewhere; bounds how long a call keeps an exchange locked.
 pub const CALL_BYTES_MAX: usize = 1 << 20;
-/// A cancelled put whose frame has at most this much to go is padded; beyond it the connection is dropped.
+/// A cancelled put whose frame has at most this much to go is padded; beyond it the connection is left.
 pub const PADDING_BYTES_MAX: u64 = 4 << 20;
 
 /// Who one end of a data connection is.

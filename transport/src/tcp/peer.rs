@@ -8,7 +8,7 @@ use tidepool_proto::{Address, Error, ErrorCode};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::connection::Connection;
+use super::connection::{Connection, Ended};
 use super::dialer::{Backoff, Dialer};
 use super::io_threads::IoThreads;
 use super::options::{DataIdentity, TcpOptions};
@@ -21,18 +21,42 @@ pub(super) struct Peer {
     stripes: Mutex<Vec<Arc<Connection>>>,
     /// Held by whoever dials; a dial outlives the call that asked for it.
     dialling: Arc<tokio::sync::Mutex<()>>,
-    dialer: Dialer,
+    /// When the peer may be dialled while nothing is connected.
+    first: Dialer,
+    /// When it may be dialled for one stripe more. On its own: what is refused there (a limit of connections) says
+    /// nothing against the stripes that work, and must not be asked for with every batch.
+    more: Dialer,
+}
+
+/// Which of the two a connection was dialled by.
+#[derive(Clone, Copy)]
+enum Stripe {
+    First,
+    More,
 }
 
 impl Peer {
     pub(super) fn new(address: Address) -> Arc<Peer> {
-        Arc::new(Peer { address, stripes: Mutex::default(), dialling: Arc::default(), dialer: Dialer::default() })
+        Arc::new(Peer {
+            address,
+            stripes: Mutex::default(),
+            dialling: Arc::default(),
+            first: Dialer::default(),
+            more: Dialer::default(),
+        })
     }
 
     fn open_stripes(&self) -> Vec<Arc<Connection>> {
         let mut stripes = self.stripes.lock();
-        stripes.retain(|connection| connection.is_open());
-        stripes.clone()
+        stripes.retain(|connection| !connection.has_ended());
+        stripes.iter().filter(|connection| connection.is_open()).cloned().collect()
+    }
+
+    fn dialer(&self, stripe: Stripe) -> &Dialer {
+        match stripe {
+            Stripe::First => &self.first,
+            Stripe::More => &self.more,
+        }
     }
 
     /// Whether nothing is connected.
@@ -68,13 +92,6 @@ impl Peer {
                 Err(_) => return Ok(open),
             },
         };
-        let open = self.open_stripes();
-        if open.len() >= wanted {
-            return Ok(open);
-        }
-        if open.is_empty() {
-            self.dialer.admit(Instant::now()).map_err(|e| self.named(&e))?;
-        }
         let (peer, options, stats) = (self.clone(), options.clone(), stats.clone());
         let others = threads.clone();
         let dialled = threads.pick().spawn(async move {
@@ -85,14 +102,19 @@ impl Peer {
                 if open.len() >= wanted {
                     return Ok(open);
                 }
+                let stripe = if open.is_empty() { Stripe::First } else { Stripe::More };
+                let fail = |error: Error| if open.is_empty() { Err(peer.named(&error)) } else { Ok(open.clone()) };
+                if let Err(error) = peer.dialer(stripe).admit(Instant::now()) {
+                    return fail(error);
+                }
                 // A connection lives on the thread that dials it; the stripes are spread over the threads.
-                let dial = thread.spawn(peer.clone().dial(options.clone(), identity, stats.clone()));
+                let dial = thread.spawn(peer.clone().dial(stripe, options.clone(), identity, stats.clone()));
                 match dial.await.unwrap_or_else(|_| Err(peer.cut_short())) {
                     Ok(connection) => peer.stripes.lock().push(connection),
                     Err(error) => {
                         Stats::add(&stats.connections_failed, 1);
-                        peer.dialer.failed(Instant::now(), backoff(&options), &error);
-                        return if open.is_empty() { Err(peer.named(&error)) } else { Ok(open) };
+                        peer.dialer(stripe).failed(Instant::now(), backoff(&options), &error);
+                        return fail(error);
                     }
                 }
                 thread = others.pick().clone();
@@ -112,6 +134,7 @@ impl Peer {
 
     async fn dial(
         self: Arc<Self>,
+        stripe: Stripe,
         options: Arc<TcpOptions>,
         identity: DataIdentity,
         stats: Arc<Stats>,
@@ -125,9 +148,9 @@ impl Peer {
             }
         };
         let (peer, backoff) = (Arc::downgrade(&self), backoff(&options));
-        let on_end = move |error: &Error, opened: Instant, answered: bool| {
+        let on_end = move |ended: &Ended<'_>| {
             if let Some(peer) = peer.upgrade() {
-                peer.dialer.ended(Instant::now(), backoff, opened, answered, error);
+                peer.dialer(stripe).ended(Instant::now(), backoff, ended);
             }
         };
         Ok(Connection::start(

@@ -229,6 +229,8 @@ impl Session {
             if let Err(end) = self.answer(&mut buffers).await {
                 return end;
             }
+            // A peer that always has the next frame there must not keep this thread from its other connections.
+            tokio::task::coop::consume_budget().await;
         }
     }
 
@@ -281,6 +283,7 @@ impl Session {
                     first.advance(of_head);
                     payload.advance(n - of_head);
                     Stats::add(&self.stats.bytes_out, (n - of_head) as u64);
+                    tokio::task::coop::consume_budget().await;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     wait(&self.stream, Interest::WRITABLE, self.options.stall_timeout).await?;
