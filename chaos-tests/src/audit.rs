@@ -127,7 +127,7 @@ impl Audit {
 }
 
 /// Removes objects, leases or not; what is gone already is fine.
-pub async fn remove_all(client: &Client, keys: &[&str]) -> Result<()> {
+pub async fn remove_all(client: &Client, keys: &[impl AsRef<[u8]>]) -> Result<()> {
     for batch in keys.chunks(512) {
         for result in client.remove_many(batch, RemoveMode::Force, Some(CALL_WITHIN)).await {
             match result {

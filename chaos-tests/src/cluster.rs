@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tidepool_proto::v1::StatusResponse;
 
 use crate::admin;
+use crate::digests::{self, DigestComparison};
 use crate::ports;
 use crate::process::{Fault, Input, Launch, Lifetime, Process, Usage};
 
@@ -134,22 +135,6 @@ impl Role {
             Some(process) => Ok(process.exited()?.is_none()),
             None => Ok(false),
         }
-    }
-}
-
-/// State digests of all masters at one applied index.
-#[derive(Clone, Debug)]
-pub struct DigestComparison {
-    /// The index they were compared at.
-    pub applied_index: u64,
-    /// One digest a master, in order.
-    pub digests: Vec<Vec<u8>>,
-}
-
-impl DigestComparison {
-    /// SAME-INDEX-SAME-HASH.
-    pub fn is_equal(&self) -> bool {
-        self.digests.windows(2).all(|pair| pair[0] == pair[1])
     }
 }
 
@@ -367,38 +352,10 @@ impl Cluster {
         }
     }
 
-    /// Digests of all masters at one applied index: the leader logs a checkpoint, every master remembers its digest
-    /// there, and all are asked for that index. Works under load.
+    /// Digests of all masters at one applied index.
     pub async fn compare_digests(&mut self, within: Duration) -> Result<DigestComparison> {
-        let give_up = Instant::now() + within;
-        loop {
-            let problem = match self.digests_at_a_new_checkpoint().await {
-                Ok(comparison) => return Ok(comparison),
-                Err(error) => format!("{error:#}"),
-            };
-            if Instant::now() > give_up {
-                bail!("the masters' digests could not be compared within {within:?}: {problem}");
-            }
-            tokio::time::sleep(POLL_EVERY).await;
-        }
-    }
-
-    async fn digests_at_a_new_checkpoint(&self) -> Result<DigestComparison> {
-        let ask_all = |index| async move {
-            futures::future::join_all(self.masters.iter().map(|m| admin::state_digest(m.rpc, index))).await
-        };
-        let mut problem = anyhow!("no master was asked");
-        let mut checkpoint = None;
-        for answer in ask_all(0).await {
-            match answer {
-                Ok(answer) => checkpoint = Some(answer.applied_index),
-                Err(error) => problem = error,
-            }
-        }
-        let Some(applied_index) = checkpoint else { return Err(problem) };
-        let answers: Result<Vec<_>> = ask_all(applied_index).await.into_iter().collect();
-        let digests = answers?.into_iter().map(|a| a.digest.to_vec()).collect();
-        Ok(DigestComparison { applied_index, digests })
+        let masters: Vec<SocketAddr> = self.masters.iter().map(|m| m.rpc).collect();
+        digests::compare(&masters, within).await
     }
 
     /// Leaves the processes running after this value is gone.

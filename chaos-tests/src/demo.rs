@@ -88,7 +88,7 @@ pub async fn run(options: &DemoOptions, binary: &Path) -> Result<Verdict> {
         ByteSize(cluster.capacity_bytes()),
         booted.elapsed().as_secs_f64()
     ));
-    let client = failover::connect(&cluster).await?;
+    let client = failover::connect(&cluster.masters_text(), "").await?;
 
     let before = cluster.leader_status(CALL_WITHIN).await?;
     let (stored, put_time) = store(&client, &found, options.threads).await?;
@@ -108,6 +108,7 @@ pub async fn run(options: &DemoOptions, binary: &Path) -> Result<Verdict> {
         binary: binary.to_owned(),
         directory: work_dir.path().join("load"),
         masters: cluster.masters_text(),
+        tenant: String::new(),
         writers: 4,
         readers: 4,
         rate_per_s: 100.0,

@@ -1,20 +1,27 @@
-//! `tidepool drill kill-leader --spawn`: kills the leader again and again under load and reports what clients felt.
+//! `tidepool drill kill-leader`: ends the leader's reign again and again under load and reports what clients felt, on a
+//! pool of its own (`--spawn`) or on a quorum that serves others.
+
+mod live;
+mod options;
+mod report;
+mod strike;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use serde_json::json;
+use anyhow::{Context, Result, bail};
 use tidepool_client::{Client, PutOptions};
+use tidepool_proto::Address;
 
-use crate::audit::{self, Audit, Expected};
-use crate::clock::load1;
+use crate::audit::{self, Expected};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::content::{content_hash, value_of};
-use crate::failover::{self, Judged, Round, kill_leader_round};
+use crate::failover::{self, Judged, Quorum, fill_percent, kill_leader_round};
 use crate::fleet::FleetOptions;
-use crate::outage::Spread;
 use crate::output::{Format, Verdict, WorkDir};
+use live::LiveQuorum;
+pub use options::{FaultKind, Fill, KillLeaderOptions, Killer, LiveOptions};
+use report::{print_round, report_losses, summarise};
 
 /// Size of the objects that fill the pool before the first round.
 const FILL_OBJECT_BYTES: u64 = 1 << 20;
@@ -22,219 +29,246 @@ const FILL_OBJECT_BYTES: u64 = 1 << 20;
 const FILL_BATCH: usize = 16;
 /// Deadline of one such call.
 const FILL_WITHIN: Duration = Duration::from_secs(20);
+/// Deadline of one page of a listing.
+const LIST_WITHIN: Duration = Duration::from_secs(20);
+/// Keys of one page.
+const LIST_KEYS: u32 = 1000;
+/// Passes over the drill's own keys until none is left.
+const REMOVE_PASSES: usize = 20;
 
-/// How full the pool is when the leader dies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Fill {
-    /// Half full: nothing has to be evicted, every acknowledged object must be there.
-    Half,
-    /// 95 % full and steadily overwritten: eviction works all the time.
-    #[value(name = "95")]
-    Overflow,
+/// The pool that a drill without `--spawn` works on.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Masters; one reachable member is enough.
+    pub masters: Vec<Address>,
+    /// Tenant whose keys the drill uses.
+    pub tenant: String,
 }
 
-/// Options of `tidepool drill kill-leader`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct KillLeaderOptions {
-    /// Start a pool of separate processes on this host for the drill
-    #[arg(long)]
-    pub spawn: bool,
-    /// How often the leader is killed
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-    /// How full the pool is
-    #[arg(long, value_enum, default_value_t = Fill::Half)]
-    pub fill: Fill,
-    /// Election profile of the masters
-    #[arg(long, default_value = "lan")]
-    pub election: String,
-    /// Writer processes
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
-    pub writers: u32,
-    /// Reader processes
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
-    pub readers: u32,
-    /// Calls a second of each process, on a fixed schedule
-    #[arg(long, default_value_t = 100.0)]
-    pub rate: f64,
-    /// Middle value size in bytes; a quarter and four times that are as frequent
-    #[arg(long)]
-    pub value_bytes: Option<u64>,
-    /// DRAM of each of the two datanodes, in bytes
-    #[arg(long, default_value_t = 256 << 20)]
-    pub segment_bytes: u64,
-    /// Data directories, logs and call logs go here and stay; without it a temporary directory is used
-    #[arg(long)]
-    pub work_dir: Option<PathBuf>,
+/// What the rounds of one drill share.
+struct Scene<'a> {
+    options: &'a KillLeaderOptions,
+    binary: &'a Path,
+    directory: PathBuf,
+    client: Client,
+    masters: String,
+    tenant: String,
+    /// Every key of the drill starts with it.
+    prefix: String,
+    capacity_bytes: u64,
+    judged: Judged,
+    format: Format,
 }
 
 /// Runs the drill. One line a round, then the summary.
-pub async fn kill_leader(options: &KillLeaderOptions, binary: &Path, format: Format) -> Result<Verdict> {
-    if !options.spawn {
-        bail!("a drill on a pool that serves others is not in this version; add --spawn to drill a pool of its own");
-    }
+pub async fn kill_leader(
+    options: &KillLeaderOptions,
+    target: &Target,
+    binary: &Path,
+    format: Format,
+) -> Result<Verdict> {
     let work_dir = WorkDir::open(options.work_dir.as_deref(), "drill")?;
-    let mut cluster_options = ClusterOptions::new(binary, &work_dir.path().join("pool"));
+    let directory = work_dir.path().to_owned();
+    if !options.spawn {
+        return drill_live(options, target, binary, directory, format).await;
+    }
+    let mut cluster_options = ClusterOptions::new(binary, &directory.join("pool"));
     cluster_options.segment_bytes = options.segment_bytes;
     cluster_options.election.clone_from(&options.election);
     let mut cluster = Cluster::start(cluster_options).await?;
-    let client = failover::connect(&cluster).await?;
-
-    let share = match options.fill {
-        Fill::Half => 0.5,
-        Fill::Overflow => 0.97,
+    let masters = cluster.masters_text();
+    let capacity_bytes = cluster.capacity_bytes();
+    let scene = Scene {
+        options,
+        binary,
+        directory,
+        client: failover::connect(&masters, "").await?,
+        masters,
+        tenant: String::new(),
+        prefix: "drill".to_owned(),
+        capacity_bytes,
+        judged: match options.fill() {
+            Fill::None | Fill::Half => Judged::All,
+            Fill::Overflow => Judged::LastBytes(capacity_bytes / 4),
+        },
+        format,
     };
-    let filler = fill(&client, (cluster.capacity_bytes() as f64 * share) as u64).await?;
-    let judged = match options.fill {
-        Fill::Half => Judged::All,
-        Fill::Overflow => Judged::LastBytes(cluster.capacity_bytes() / 4),
+    let filler_bytes = match options.fill() {
+        Fill::None => 0,
+        Fill::Half => capacity_bytes / 2,
+        Fill::Overflow => capacity_bytes / 100 * 97,
     };
-    let middle = options.value_bytes.unwrap_or(match options.fill {
-        Fill::Half => 4 << 10,
-        Fill::Overflow => 16 << 10,
-    });
+    scene.run(&mut cluster, filler_bytes).await
+}
 
-    let mut rounds = Vec::new();
-    let mut filler_lost = 0;
-    for number in 1..=options.rounds {
-        let load = FleetOptions {
-            binary: binary.to_owned(),
-            directory: work_dir.path().join(format!("round-{number}")),
-            masters: cluster.masters_text(),
-            writers: options.writers,
-            readers: options.readers,
-            rate_per_s: options.rate,
-            value_bytes: vec![middle / 4, middle, middle * 4],
-            prefix: format!("drill/{number}"),
+/// What a drill on a live quorum would do, in words. Asks the quorum, changes nothing.
+pub async fn plan(options: &KillLeaderOptions, target: &Target) -> Result<String> {
+    let quorum = LiveQuorum::find(&target.masters, &options.live).await?;
+    let load = f64::from(options.writers) * options.rate;
+    let mean_bytes = options.value_bytes().iter().sum::<u64>() / 3;
+    Ok(format!(
+        "this drill would, {} times:\n\
+         - run {} writers and {} readers, {} calls a second each ({:.1} MB/s written), under keys that start with '{}';\n\
+           a full pool evicts its oldest objects for them, as for any writer\n\
+         - end the reign of the leader, now {}: {}\n\
+         - {}\n\
+         and then remove every key under its own prefix. Clients of the pool wait meanwhile as they would for a real failover.\n\
+         Nothing was done; add --yes to do it",
+        options.rounds,
+        options.writers,
+        options.readers,
+        options.rate,
+        load * mean_bytes as f64 / 1e6,
+        live::PREFIX,
+        quorum.describe_leader().await?,
+        quorum.strike.describe(),
+        quorum.strike.describe_return(),
+    ))
+}
+
+async fn drill_live(
+    options: &KillLeaderOptions,
+    target: &Target,
+    binary: &Path,
+    directory: PathBuf,
+    format: Format,
+) -> Result<Verdict> {
+    if options.fill() == Fill::Overflow {
+        bail!("--fill 95 evicts what others stored; on a quorum that serves others only none and half are drilled");
+    }
+    let mut quorum = LiveQuorum::find(&target.masters, &options.live).await?;
+    let status = quorum.leader_status().await?;
+    let capacity_bytes: u64 = status.segments.iter().map(|s| s.capacity_bytes).sum();
+    let used = (capacity_bytes as f64 * fill_percent(&status) / 100.0) as u64;
+    let filler_bytes = if options.fill() == Fill::Half { (capacity_bytes / 2).saturating_sub(used) } else { 0 };
+    let masters = quorum.addresses().join(",");
+    let scene = Scene {
+        options,
+        binary,
+        directory,
+        client: failover::connect(&masters, &target.tenant).await?,
+        masters,
+        tenant: target.tenant.clone(),
+        prefix: format!("{}{:08x}", live::PREFIX, rand::random::<u32>()),
+        capacity_bytes,
+        // In a pool that evicts already, others' puts take the drill's older objects by right.
+        judged: match fill_percent(&status) <= 50.0 {
+            true => Judged::All,
+            false => Judged::LastBytes(capacity_bytes / 4),
+        },
+        format,
+    };
+    eprintln!("drilling the pool at {}, keys under '{}/'", scene.masters, scene.prefix);
+    let outcome = tokio::select! {
+        outcome = scene.run(&mut quorum, filler_bytes) => outcome,
+        signal = tokio::signal::ctrl_c() => {
+            signal.context("waiting for Ctrl-C")?;
+            Err(anyhow::anyhow!("interrupted; a killed master stays down until it is started again"))
+        }
+    };
+    match scene.remove_own_keys().await {
+        Ok(removed) => eprintln!("removed {removed} objects under '{}/'", scene.prefix),
+        Err(error) => {
+            let left = error.context(format!("objects under '{}/' are left in the pool", scene.prefix));
+            return match outcome {
+                Ok(_) => Err(left),
+                Err(first) => Err(first.context(format!("{left:#}"))),
+            };
+        }
+    }
+    outcome
+}
+
+impl Scene<'_> {
+    async fn run(&self, quorum: &mut impl Quorum, filler_bytes: u64) -> Result<Verdict> {
+        let filler = self.fill(filler_bytes).await?;
+        let overflows = self.options.fill() == Fill::Overflow;
+        let mut rounds = Vec::new();
+        let mut filler_lost = 0;
+        for number in 1..=self.options.rounds {
+            let load = self.load(number);
+            let round = kill_leader_round(quorum, &self.client, &load, self.judged).await?;
+            if !overflows {
+                let audit = audit::read_back(&self.client, &filler).await?;
+                report_losses("objects that filled the pool", &audit);
+                filler_lost += audit.lost();
+                let keys: Vec<&str> = round.keys.iter().map(String::as_str).collect();
+                audit::remove_all(&self.client, &keys).await?;
+            }
+            report_losses("acknowledged puts of this round", &round.audit);
+            print_round(number, &round, self.format);
+            rounds.push(round);
+            if self.options.work_dir.is_none() {
+                std::fs::remove_dir_all(&load.directory)?;
+            }
+        }
+        Ok(summarise(self.options, &rounds, filler_lost, self.format))
+    }
+
+    fn load(&self, number: u32) -> FleetOptions {
+        FleetOptions {
+            binary: self.binary.to_owned(),
+            directory: self.directory.join(format!("round-{number}")),
+            masters: self.masters.clone(),
+            tenant: self.tenant.clone(),
+            writers: self.options.writers,
+            readers: self.options.readers,
+            rate_per_s: self.options.rate,
+            value_bytes: self.options.value_bytes(),
+            prefix: format!("{}/{number}", self.prefix),
             seed: u64::from(number),
             deadline: Duration::from_secs(5),
             replica_num: 1,
-            recent_bytes: cluster.capacity_bytes() / 8,
-        };
-        let round = kill_leader_round(&mut cluster, &client, &load, judged).await?;
-        if options.fill == Fill::Half {
-            let audit = audit::read_back(&client, &filler).await?;
-            report_losses("objects that filled the pool", &audit);
-            filler_lost += audit.lost();
-            let keys: Vec<&str> = round.keys.iter().map(String::as_str).collect();
-            audit::remove_all(&client, &keys).await?;
-        }
-        report_losses("acknowledged puts of this round", &round.audit);
-        print_round(number, &round, format);
-        rounds.push(round);
-        if options.work_dir.is_none() {
-            std::fs::remove_dir_all(&load.directory)?;
+            recent_bytes: self.capacity_bytes / 8,
         }
     }
-    Ok(summarise(options, &rounds, filler_lost, format))
-}
 
-/// Puts objects of 1 MiB until `bytes` are stored.
-async fn fill(client: &Client, bytes: u64) -> Result<Vec<Expected>> {
-    let mut stored = Vec::new();
-    let count = (bytes / FILL_OBJECT_BYTES) as usize;
-    for from in (0..count).step_by(FILL_BATCH) {
-        let keys: Vec<String> = (from..count.min(from + FILL_BATCH)).map(|at| format!("fill/{at}")).collect();
-        let mut items = Vec::new();
-        for key in &keys {
-            let value = value_of(key, 0, FILL_OBJECT_BYTES as usize);
-            stored.push(Expected { key: key.clone(), hash: content_hash(&value), bytes: FILL_OBJECT_BYTES });
-            items.push(tidepool_client::PutItem::new(key.clone(), value));
-        }
-        let put = PutOptions { deadline: Some(FILL_WITHIN), ..PutOptions::default() };
-        for result in client.put_many(items, put).await {
-            result?;
-        }
-    }
-    Ok(stored)
-}
-
-fn report_losses(what: &str, audit: &Audit) {
-    for (how, keys) in [("absent", &audit.absent), ("with other bytes", &audit.wrong)] {
-        if !keys.is_empty() {
-            eprintln!("LOST: {} {what} are {how}: {:?}", keys.len(), &keys[..keys.len().min(5)]);
-        }
-    }
-}
-
-fn print_round(number: u32, round: &Round, format: Format) {
-    let outage = &round.outage;
-    let shown = |ms: Option<f64>| ms.map_or("never".to_owned(), |ms| format!("{ms:.1}"));
-    match format {
-        Format::Json => println!(
-            "{}",
-            json!({
-                "round": number, "killed": round.killed, "successor": round.successor,
-                "fill_percent": (round.fill_percent * 10.0).round() / 10.0,
-                "rto_write_ms": outage.rto_write_ms, "rto_read_ms": outage.rto_read_ms,
-                "worst_client_gap_ms": outage.worst_client_gap_ms, "longest_call_ms": outage.longest_call_ms,
-                "calls": outage.calls, "puts_ok": outage.puts_ok, "gets_ok": outage.gets_ok, "failed": outage.failed,
-                "missed": outage.missed, "corrupt": outage.corrupt,
-                "acknowledged": round.acknowledged, "audited": round.audit.checked, "rpo_lost": round.rpo_lost(),
-                "evicted": round.evicted, "state_hash_equal": round.state_hash_equal,
-                "applied_index": round.applied_index, "load1": load1(),
-            })
-        ),
-        Format::Table => {
-            if number == 1 {
-                println!(
-                    "round  killed    fill %  rto write ms  rto read ms  worst gap ms  longest call ms  acked  lost  hashes"
-                );
+    /// Puts objects of 1 MiB until `bytes` are stored.
+    async fn fill(&self, bytes: u64) -> Result<Vec<Expected>> {
+        let mut stored = Vec::new();
+        let count = (bytes / FILL_OBJECT_BYTES) as usize;
+        for from in (0..count).step_by(FILL_BATCH) {
+            let keys = (from..count.min(from + FILL_BATCH)).map(|at| format!("{}/fill/{at}", self.prefix));
+            let mut items = Vec::new();
+            for key in keys {
+                let value = value_of(&key, 0, FILL_OBJECT_BYTES as usize);
+                items.push(tidepool_client::PutItem::new(key.clone(), value.clone()));
+                stored.push(Expected { key, hash: content_hash(&value), bytes: FILL_OBJECT_BYTES });
             }
-            println!(
-                "{number:>5}  {:<8}  {:>6.1}  {:>12}  {:>11}  {:>12.1}  {:>15.1}  {:>5}  {:>4}  {}",
-                round.killed,
-                round.fill_percent,
-                shown(outage.rto_write_ms),
-                shown(outage.rto_read_ms),
-                outage.worst_client_gap_ms,
-                outage.longest_call_ms,
-                round.acknowledged,
-                round.rpo_lost(),
-                if round.state_hash_equal { "equal" } else { "DIFFER" },
-            );
+            let put = PutOptions { deadline: Some(FILL_WITHIN), ..PutOptions::default() };
+            for result in self.client.put_many(items, put).await {
+                result?;
+            }
         }
+        Ok(stored)
     }
-}
 
-fn summarise(options: &KillLeaderOptions, rounds: &[Round], filler_lost: u64, format: Format) -> Verdict {
-    let spread = |pick: fn(&Round) -> Option<f64>| Spread::of(&rounds.iter().filter_map(pick).collect::<Vec<f64>>());
-    let most = |pick: fn(&Round) -> f64| rounds.iter().map(pick).fold(0.0, f64::max);
-    let write = spread(|r| r.outage.rto_write_ms);
-    let read = spread(|r| r.outage.rto_read_ms);
-    let lost = rounds.iter().map(Round::rpo_lost).sum::<u64>() + filler_lost;
-    let gap = most(|r| r.outage.worst_client_gap_ms);
-    let longest = most(|r| r.outage.longest_call_ms);
-    let equal = rounds.iter().all(|r| r.state_hash_equal);
-    let held = lost == 0 && rounds.iter().all(Round::held);
-    match format {
-        Format::Json => println!(
-            "{}",
-            json!({
-                "rounds": rounds.len(), "rpo_lost": lost, "rto_write_ms": write, "rto_read_ms": read,
-                "worst_client_gap_ms": gap, "longest_call_ms": longest, "state_hash_equal": equal,
-                "fill": if options.fill == Fill::Half { "half" } else { "95" }, "election": options.election,
-                "acknowledged": rounds.iter().map(|r| r.acknowledged).sum::<u64>(),
-                "missed": rounds.iter().map(|r| r.outage.missed).sum::<u64>(),
-                "corrupt": rounds.iter().map(|r| r.outage.corrupt).sum::<u64>(),
-                "failed_calls": rounds.iter().map(|r| r.outage.failed).sum::<u64>(),
-                "held": held, "load1": load1(),
-            })
-        ),
-        Format::Table => {
-            let row = |name: &str, s: Spread| {
-                println!("{name:<14} min {:.1}  p50 {:.1}  p99 {:.1}  max {:.1} ms", s.min, s.p50, s.p99, s.max);
-            };
-            println!();
-            row("rto write", write);
-            row("rto read", read);
-            println!("worst gap of one client {gap:.1} ms, longest call {longest:.1} ms");
-            println!(
-                "{lost} acknowledged puts lost, states {}, everything held: {}",
-                if equal { "equal" } else { "DIFFER" },
-                if held { "yes" } else { "NO" }
-            );
+    /// Removes whatever is listed under the drill's prefix, until nothing is; answers how many objects went.
+    async fn remove_own_keys(&self) -> Result<u64> {
+        let prefix = format!("{}/", self.prefix);
+        let mut removed = 0;
+        for _ in 0..REMOVE_PASSES {
+            let mut found = 0;
+            let mut after = bytes::Bytes::new();
+            loop {
+                let page = self.client.list(prefix.as_bytes(), LIST_KEYS, &after, Some(LIST_WITHIN)).await?;
+                let keys: Vec<&[u8]> = page.objects.iter().map(|object| &object.key[..]).collect();
+                anyhow::ensure!(
+                    keys.iter().all(|key| key.starts_with(prefix.as_bytes())),
+                    "the listing under '{prefix}' names keys of others"
+                );
+                audit::remove_all(&self.client, &keys).await?;
+                found += keys.len() as u64;
+                if !page.more {
+                    break;
+                }
+                after = page.next;
+            }
+            removed += found;
+            if found == 0 {
+                return Ok(removed);
+            }
         }
+        bail!("keys under '{prefix}' keep appearing");
     }
-    Verdict::of(held)
 }

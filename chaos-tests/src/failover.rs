@@ -9,18 +9,20 @@ use tidepool_proto::v1::StatusResponse;
 
 use crate::audit::{self, Audit, Expected};
 use crate::cluster::Cluster;
+use crate::digests::DigestComparison;
 use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
 use crate::outage::{self, Outage};
+use crate::process::Fault;
 use crate::record::{Call, CallOutcome};
 
 /// How long a load may take to run smoothly before the fault.
 const WARM_WITHIN: Duration = Duration::from_secs(60);
 /// How long clients may be without service after the fault before the round counts as not recovered.
-const RECOVER_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const RECOVER_WITHIN: Duration = Duration::from_secs(30);
 /// How long a restarted master may take to hold everything again.
-const CATCH_UP_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const CATCH_UP_WITHIN: Duration = Duration::from_secs(60);
 /// How long masters may take to stand at one index once the load is gone.
-const DIGEST_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const DIGEST_WITHIN: Duration = Duration::from_secs(30);
 /// The fault falls at a random instant within this, so that it meets every phase of heartbeats and batches.
 const FAULT_PHASE: Duration = Duration::from_millis(200);
 
@@ -84,18 +86,77 @@ pub fn fill_percent(status: &StatusResponse) -> f64 {
     if capacity == 0 { 0.0 } else { (capacity - free) as f64 * 100.0 / capacity as f64 }
 }
 
-/// A client of a running pool.
-pub async fn connect(cluster: &Cluster) -> Result<Client> {
-    let mut options = ClientOptions::new(ClientOptions::parse_masters(&cluster.masters_text())?);
+/// A client of a running pool; masters comma-separated.
+pub async fn connect(masters: &str, tenant: &str) -> Result<Client> {
+    let mut options = ClientOptions::new(ClientOptions::parse_masters(masters)?);
+    tenant.clone_into(&mut options.tenant);
     options.connect_deadline = Duration::from_secs(20);
     options.deadline = Duration::from_secs(20);
     Client::connect(options).await.context("connecting to the pool")
 }
 
-/// Kills the leader under load with SIGKILL, waits for recovery, restarts it under load, waits until it has caught up,
-/// stops the load and judges.
+/// A leader whose reign was ended.
+#[derive(Clone, Debug)]
+pub struct Struck {
+    /// Its place among the masters.
+    pub at: usize,
+    /// Its name.
+    pub name: String,
+    /// When.
+    pub fault: Fault,
+}
+
+/// The masters of a round: a pool of processes of its own, or a quorum that serves others.
+pub trait Quorum {
+    /// The leader's view of the pool.
+    fn leader_status(&mut self) -> impl Future<Output = Result<StatusResponse>>;
+    /// Ends the leader's reign after `phase`, and returns once that is certain.
+    fn strike(&mut self, phase: Duration) -> impl Future<Output = Result<Struck>>;
+    /// Name of whoever leads, once somebody does.
+    fn leader_name(&mut self) -> impl Future<Output = Result<String>>;
+    /// Has the struck master run again, and returns once it holds everything.
+    fn bring_back(&mut self, struck: &Struck) -> impl Future<Output = Result<()>>;
+    /// Returns once every master and datanode serves.
+    fn settle(&mut self) -> impl Future<Output = Result<()>>;
+    /// The masters' digests at one index.
+    fn compare_digests(&mut self) -> impl Future<Output = Result<DigestComparison>>;
+}
+
+impl Quorum for Cluster {
+    async fn leader_status(&mut self) -> Result<StatusResponse> {
+        Cluster::leader_status(self, RECOVER_WITHIN).await
+    }
+
+    async fn strike(&mut self, phase: Duration) -> Result<Struck> {
+        let at = self.leader(RECOVER_WITHIN).await?;
+        tokio::time::sleep(phase).await;
+        let fault = self.masters[at].kill()?;
+        Ok(Struck { at, name: self.masters[at].name().to_owned(), fault })
+    }
+
+    async fn leader_name(&mut self) -> Result<String> {
+        let at = self.leader(RECOVER_WITHIN).await?;
+        Ok(self.masters[at].name().to_owned())
+    }
+
+    async fn bring_back(&mut self, struck: &Struck) -> Result<()> {
+        self.masters[struck.at].start()?;
+        self.wait_caught_up(struck.at, CATCH_UP_WITHIN).await
+    }
+
+    async fn settle(&mut self) -> Result<()> {
+        self.wait_serving(CATCH_UP_WITHIN).await
+    }
+
+    async fn compare_digests(&mut self) -> Result<DigestComparison> {
+        Cluster::compare_digests(self, DIGEST_WITHIN).await
+    }
+}
+
+/// Ends the leader's reign under load, waits for recovery, has it back under load, waits until it has caught up, stops
+/// the load and judges.
 pub async fn kill_leader_round(
-    cluster: &mut Cluster,
+    quorum: &mut impl Quorum,
     client: &Client,
     load: &FleetOptions,
     judged: Judged,
@@ -109,23 +170,18 @@ pub async fn kill_leader_round(
         return Err(error.context("the load did not get going"));
     }
 
-    let status = cluster.leader_status(RECOVER_WITHIN).await?;
-    let victim = cluster.leader(RECOVER_WITHIN).await?;
+    let status = quorum.leader_status().await?;
     let phase = rand::rng().random_range(Duration::ZERO..FAULT_PHASE);
-    tokio::time::sleep(phase).await;
-    let fault = cluster.masters[victim].kill()?;
-    let killed = cluster.masters[victim].name().to_owned();
+    let struck = quorum.strike(phase).await?;
 
-    let mut after = fleet.progress(fault.certain_ns);
+    let mut after = fleet.progress(struck.fault.certain_ns);
     let recovered = after.wait_for(a_while(load.writers, 0.5), a_while(load.readers, 0.3), RECOVER_WITHIN).await;
     if let Err(error) = recovered {
         // Not recovered is a result: it is judged below, from the logs.
-        tracing::error!("after the kill of {killed}: {error:#}");
+        tracing::error!("after {} ended: {error:#}", struck.name);
     }
-    let successor = cluster.leader(RECOVER_WITHIN).await?;
-    let successor = cluster.masters[successor].name().to_owned();
-    cluster.masters[victim].start()?;
-    cluster.wait_caught_up(victim, CATCH_UP_WITHIN).await?;
+    let successor = quorum.leader_name().await?;
+    quorum.bring_back(&struck).await?;
     let rejoined_ns = crate::clock::monotonic_ns();
     fleet
         .progress(rejoined_ns)
@@ -134,9 +190,9 @@ pub async fn kill_leader_round(
     fleet.expect_running()?;
     let logs = fleet.stop().await?;
 
-    let outage = outage::measure(&logs, fault);
-    cluster.wait_serving(CATCH_UP_WITHIN).await?;
-    let digests = cluster.compare_digests(DIGEST_WITHIN).await?;
+    let outage = outage::measure(&logs, struck.fault);
+    quorum.settle().await?;
+    let digests = quorum.compare_digests().await?;
 
     let puts = acknowledged_puts(&logs);
     let (old, recent) = match judged {
@@ -148,7 +204,7 @@ pub async fn kill_leader_round(
     let old = audit::read_back(client, &expected(old)).await?;
     let keys = logs.iter().flatten().filter(|r| r.call == Call::Put && r.outcome != CallOutcome::Fail);
     Ok(Round {
-        killed,
+        killed: struck.name,
         successor,
         fill_percent: fill_percent(&status),
         acknowledged: puts.len() as u64,

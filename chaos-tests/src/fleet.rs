@@ -27,6 +27,8 @@ pub struct FleetOptions {
     pub directory: PathBuf,
     /// Masters, comma-separated.
     pub masters: String,
+    /// Tenant whose keys it uses; "" is the default one.
+    pub tenant: String,
     /// Writer processes.
     pub writers: u32,
     /// Reader processes.
@@ -77,6 +79,7 @@ impl Fleet {
                 let log = log_of(&name);
                 let spec = LoadSpec {
                     masters: options.masters.clone(),
+                    tenant: options.tenant.clone(),
                     role,
                     number,
                     rate_per_s: options.rate_per_s,

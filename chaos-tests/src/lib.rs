@@ -19,6 +19,7 @@ pub mod clock;
 pub mod cluster;
 pub mod content;
 pub mod demo;
+pub mod digests;
 pub mod drill;
 pub mod failover;
 pub mod files;

@@ -44,6 +44,8 @@ pub enum LoadRole {
 pub struct LoadSpec {
     /// Masters, comma-separated.
     pub masters: String,
+    /// Tenant whose keys it uses; "" is the default one.
+    pub tenant: String,
     /// Role.
     pub role: LoadRole,
     /// Number among its kind.
@@ -141,6 +143,7 @@ async fn drive(spec: LoadSpec) -> Result<()> {
         stopping.store(true, Ordering::Relaxed);
     });
     let mut options = ClientOptions::new(ClientOptions::parse_masters(&spec.masters)?);
+    options.tenant.clone_from(&spec.tenant);
     options.connect_deadline = CONNECT_WITHIN;
     options.deadline = Duration::from_millis(spec.deadline_ms);
     let client = Client::connect(options).await.context("load client")?;

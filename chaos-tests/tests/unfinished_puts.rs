@@ -53,6 +53,7 @@ async fn case_038_unfinished_puts_of_dead_writers_give_everything_back() {
             binary: rig::binary(),
             directory: pool.directory.path().join(format!("writer-{round}")),
             masters: pool.cluster.masters_text(),
+            tenant: String::new(),
             writers: 1,
             readers: 0,
             rate_per_s: 500.0,

@@ -43,7 +43,7 @@ fn key_of(kind: &str, number: usize) -> String {
 
 /// Runs the suite.
 pub async fn run(options: &BenchOptions, cluster: &mut Cluster, directory: &Path, printer: &mut Printer) -> Result<()> {
-    let client = failover::connect(cluster).await?;
+    let client = failover::connect(&cluster.masters_text(), "").await?;
     let wanted = |case: &str| case.contains(&options.case);
     if wanted("fdatasync_per_s") {
         fdatasync_rate(options, directory, printer)?;

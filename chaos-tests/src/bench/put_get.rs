@@ -41,7 +41,7 @@ pub async fn run(
     directory: &Path,
     printer: &mut Printer,
 ) -> Result<()> {
-    let client = failover::connect(cluster).await?;
+    let client = failover::connect(&cluster.masters_text(), "").await?;
     let source = Bytes::from(value_of(SUITE, 0, MEMORY_BYTES));
     let mut raw = RawPair::start(binary, directory)?;
     for (bytes, keys, batches, name) in SHAPES {

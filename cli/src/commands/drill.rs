@@ -3,11 +3,12 @@
 use anyhow::Context as _;
 use tidepool_chaos_tests::bench::BenchOptions;
 use tidepool_chaos_tests::demo::DemoOptions;
+use tidepool_chaos_tests::drill;
 use tidepool_chaos_tests::output::{Format as ReportFormat, Verdict};
 
 use super::Context;
 use crate::args::DrillCommand;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failed};
 use crate::output::Format;
 
 fn binary() -> anyhow::Result<std::path::PathBuf> {
@@ -32,8 +33,14 @@ fn exit(verdict: Verdict) -> Exit {
 pub async fn run(context: &Context, command: &DrillCommand) -> anyhow::Result<Exit> {
     match command {
         DrillCommand::KillLeader(options) => {
-            let verdict =
-                tidepool_chaos_tests::drill::kill_leader(options, &binary()?, report_format(context.format)).await?;
+            let target = drill::Target {
+                masters: context.config.addresses("masters"),
+                tenant: context.config.text("tenant").to_owned(),
+            };
+            if !options.spawn && !options.live.yes {
+                return Err(Failed::usage(drill::plan(options, &target).await?));
+            }
+            let verdict = drill::kill_leader(options, &target, &binary()?, report_format(context.format)).await?;
             Ok(exit(verdict))
         }
     }

@@ -1,0 +1,131 @@
+//! What a drill is told on the command line.
+
+use std::path::PathBuf;
+
+/// How full the pool is when the leader goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Fill {
+    /// As it is.
+    None,
+    /// Half full: nothing has to be evicted, every acknowledged object must be there.
+    Half,
+    /// 95 % full and steadily overwritten: eviction works all the time.
+    #[value(name = "95")]
+    Overflow,
+}
+
+impl Fill {
+    /// As printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fill::None => "none",
+            Fill::Half => "half",
+            Fill::Overflow => "95",
+        }
+    }
+}
+
+/// What ends the leader's reign.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub enum FaultKind {
+    /// Its process is killed.
+    #[default]
+    Kill,
+    /// It is asked to hand over, as before maintenance.
+    Transfer,
+}
+
+impl FaultKind {
+    /// As printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            FaultKind::Kill => "kill",
+            FaultKind::Transfer => "transfer",
+        }
+    }
+}
+
+/// Who kills, when no command does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Killer {
+    /// The operator, by hand: the drill says which master, and waits until it is gone.
+    Manual,
+}
+
+/// What a drill on a quorum that serves others does to it.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "On a quorum that serves others (without --spawn)")]
+pub struct LiveOptions {
+    /// What ends the leader's reign
+    #[arg(long, value_enum, default_value_t = FaultKind::Kill, conflicts_with = "spawn")]
+    pub fault: FaultKind,
+    /// Who kills the leader
+    #[arg(long, value_enum, conflicts_with_all = ["spawn", "kill_command", "pid_file"])]
+    pub kill: Option<Killer>,
+    /// Shell command that kills the leader, run on this host; {host}, {address} and {node_id} are the leader's
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["spawn", "pid_file"])]
+    pub kill_command: Option<String>,
+    /// Kill the process whose id this file has (a number, or what --port-file wrote); {node_id} and the like as above
+    #[arg(long, value_name = "PATH", conflicts_with = "spawn")]
+    pub pid_file: Option<String>,
+    /// Shell command that starts the killed master again; without it, something else must
+    #[arg(long, value_name = "COMMAND", conflicts_with = "spawn")]
+    pub restart_command: Option<String>,
+    /// Really do it; without it the drill says what it would do and ends
+    #[arg(long, conflicts_with = "spawn")]
+    pub yes: bool,
+}
+
+/// Options of `tidepool drill kill-leader`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct KillLeaderOptions {
+    /// Start a pool of separate processes on this host for the drill, instead of drilling the one at --masters
+    #[arg(long)]
+    pub spawn: bool,
+    /// How often the leader goes
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// How full the pool is; with --spawn half without it, else as it is
+    #[arg(long, value_enum)]
+    pub fill: Option<Fill>,
+    /// Election profile of the masters that --spawn starts
+    #[arg(long, default_value = "lan")]
+    pub election: String,
+    /// Writer processes
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub writers: u32,
+    /// Reader processes
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub readers: u32,
+    /// Calls a second of each process, on a fixed schedule
+    #[arg(long, default_value_t = 100.0)]
+    pub rate: f64,
+    /// Middle value size in bytes; a quarter and four times that are as frequent
+    #[arg(long)]
+    pub value_bytes: Option<u64>,
+    /// DRAM of each of the two datanodes that --spawn starts, in bytes
+    #[arg(long, default_value_t = 256 << 20)]
+    pub segment_bytes: u64,
+    /// Data directories, logs and call logs go here and stay; without it a temporary directory is used
+    #[arg(long)]
+    pub work_dir: Option<PathBuf>,
+    /// On a live quorum.
+    #[command(flatten)]
+    pub live: LiveOptions,
+}
+
+impl KillLeaderOptions {
+    /// How full the pool is to be.
+    pub fn fill(&self) -> Fill {
+        self.fill.unwrap_or(if self.spawn { Fill::Half } else { Fill::None })
+    }
+
+    /// Sizes of the values that writers put.
+    pub(super) fn value_bytes(&self) -> Vec<u64> {
+        let middle = self.value_bytes.unwrap_or(match self.fill() {
+            Fill::None | Fill::Half => 4 << 10,
+            Fill::Overflow => 16 << 10,
+        });
+        vec![(middle / 4).max(1), middle, middle * 4]
+    }
+}
