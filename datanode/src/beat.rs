@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidepool_proto::clock::BootInstant;
-use tidepool_proto::{Address, ClusterId, Error, ErrorCode, LogTime, ReplicaId, v1};
+use tidepool_proto::{Address, ClusterId, Error, ErrorCode, History, LogTime, ReplicaId, v1};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
@@ -30,7 +30,7 @@ const UNSENT_BEATS_MAX: usize = 4;
 pub(crate) enum BeatEnd {
     /// Another incarnation is registered.
     Fenced(Error),
-    /// The masters do not know this incarnation.
+    /// The masters do not know this incarnation, or are in another history of the cluster.
     Forgotten(Error),
 }
 
@@ -105,10 +105,10 @@ impl Beat<'_> {
         self.metrics.leader_searches.inc();
         *sequence += 1;
         let beat = self.bare_beat(*sequence);
-        let term = self.life.writes().clock().term();
-        let cluster = self.life.registration().cluster;
+        let known = Known::of(&self.life);
         loop {
-            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), cluster, term)).await;
+            let other_history = Mutex::new(None);
+            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), known, &other_history)).await;
             match asked {
                 Ok((leader, Ok((beats, answers, answer)))) => {
                     return Ok((Conversation { leader, beats, answers }, answer));
@@ -116,8 +116,12 @@ impl Beat<'_> {
                 Ok((_, Err(forgotten))) => return Err(BeatEnd::Forgotten(forgotten)),
                 Err(error) if error.code() == ErrorCode::Fenced => return Err(BeatEnd::Fenced(error)),
                 // Only a leader of this cluster may end a life. Where only strangers answer (wiped masters, another
-                // cluster behind a reused address), its own masters may yet return: what is stored stays.
+                // cluster behind a reused address), its own masters may yet return: what is stored stays. Where a
+                // leader of this cluster's next history answers and nobody of the known one, they will not.
                 Err(error) => {
+                    if let Some(other) = other_history.into_inner() {
+                        return Err(BeatEnd::Forgotten(other));
+                    }
                     tracing::warn!(%error, "no master of this cluster answers; what is stored stays");
                     tokio::time::sleep(self.timing.retry_max).await;
                 }
@@ -184,7 +188,11 @@ impl Beat<'_> {
 
     /// Does what an answer says.
     fn obey(&self, answer: v1::HeartbeatResponse, inspector: &Inspector) -> Result<(), Lost> {
-        let term = self.life.writes().clock().term();
+        let known = Known::of(&self.life);
+        if !known.is_same_life(answer.identity.as_ref()) {
+            return Err(Lost::Leader(None, "it speaks for another history or cluster".into()));
+        }
+        let term = known.term;
         if let Some(error) = answer.error.map(Error::from) {
             if answer.term < term {
                 return Err(Lost::Leader(None, format!("it speaks for term {}, which is over: {error}", answer.term)));
@@ -219,13 +227,41 @@ impl Beat<'_> {
 
 type Opened = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>, v1::HeartbeatResponse);
 
+/// Whose word counts, and up to which term it was heard. Terms compare within one history only: a restored cluster counts anew.
+#[derive(Clone, Copy)]
+struct Known {
+    cluster: ClusterId,
+    history: History,
+    term: u64,
+}
+
+impl Known {
+    fn of(life: &Life) -> Known {
+        let registration = life.registration();
+        Known { cluster: registration.cluster, history: registration.history, term: life.writes().clock().term() }
+    }
+
+    /// False for a master that says it belongs to another cluster or history. One that knows of none yet says nothing.
+    fn is_same_life(&self, identity: Option<&v1::Identity>) -> bool {
+        identity.is_none_or(|theirs| {
+            (theirs.cluster_uuid.is_empty() || theirs.cluster_uuid[..] == self.cluster.0)
+                && (theirs.history == 0 || theirs.history == self.history.0)
+        })
+    }
+
+    fn is_cluster(&self, identity: Option<&v1::Identity>) -> bool {
+        identity.is_some_and(|theirs| theirs.cluster_uuid[..] == self.cluster.0)
+    }
+}
+
 /// Opens a stream with one beat; only a leader's answer counts. An error that ends the life is handed through as a value, unless a
-/// master of another cluster gives it.
+/// master of another cluster or history gives it. That of a leader in another history of this cluster is kept in `other_history`: it
+/// counts once nobody of the known one is found.
 async fn greet(
     mut client: Client,
     beat: v1::HeartbeatRequest,
-    cluster: ClusterId,
-    term: u64,
+    known: Known,
+    other_history: &Mutex<Option<Error>>,
 ) -> Result<Result<Opened, Error>, Error> {
     let (beats, unsent) = mpsc::channel(UNSENT_BEATS_MAX);
     let sequence = beat.sequence;
@@ -233,11 +269,17 @@ async fn greet(
     beats.try_send(beat).map_err(|_| closed("took no beat"))?;
     let mut answers = client.heartbeat(ReceiverStream::new(unsent)).await.map_err(status_error)?.into_inner();
     let answer = answers.message().await.map_err(status_error)?.ok_or_else(|| closed("ended at once"))?;
-    let stranger =
-        |identity: &v1::Identity| !identity.cluster_uuid.is_empty() && identity.cluster_uuid[..] != cluster.0;
-    if answer.identity.as_ref().is_some_and(stranger) {
-        return Err(Error::new(ErrorCode::WrongCluster, "this master belongs to another cluster"));
+    if !known.is_same_life(answer.identity.as_ref()) {
+        let said = answer.error.map(Error::from);
+        if known.is_cluster(answer.identity.as_ref())
+            && let Some(error) = said.filter(|error| error.code() == ErrorCode::WrongCluster)
+        {
+            // A master says so in office only; a standby says NOT_LEADER.
+            *other_history.lock() = Some(error);
+        }
+        return Err(Error::new(ErrorCode::WrongCluster, "this master belongs to another cluster or history"));
     }
+    let term = known.term;
     if let Some(error) = answer.error.clone().map(Error::from) {
         // A leader of the past may not know this incarnation yet; its word ends nothing.
         if answer.term < term && (error.code() == ErrorCode::Fenced || is_forgotten(&error)) {

@@ -129,6 +129,8 @@ fn verify(life: &Life, command: &v1::VerifyReplica) -> Result<(), NotIntact> {
         };
         match segment.look(hold.claim(), arrived, step) {
             Some(checked) => checked.map_err(NotIntact::Corrupt)?,
+            // Its content was given back since the life was looked at.
+            None if life.is_over() => return Err(NotIntact::Later),
             None => return Err(outside("outside the segment")),
         }
     }

@@ -6,8 +6,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::RwLock;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use tidepool_proto::object::EXTENT_ALIGN;
@@ -70,7 +71,9 @@ pub struct Segment {
     file: OwnedFd,
     hugepages: bool,
     prefaulted_bytes: AtomicU64,
-    released: AtomicBool,
+    /// Whether the pages were given back. Whoever forms a reference to the bytes holds it shared meanwhile: holes are punched only
+    /// once no such reference is left and none can be formed.
+    released: RwLock<bool>,
 }
 
 // SAFETY: the mapping belongs to this value alone until drop, and `base` never changes. Concurrent access to the bytes behind it is
@@ -138,7 +141,7 @@ impl Segment {
             file,
             hugepages,
             prefaulted_bytes: AtomicU64::new(0),
-            released: AtomicBool::new(false),
+            released: RwLock::new(false),
         };
         // Payload never goes into core dumps. Advice only: a kernel that knows it not is no reason to fail.
         segment.advise(Advice::LinuxDontDump);
@@ -172,7 +175,8 @@ impl Segment {
     pub fn prefaulted_bytes(&self) -> u64 {
         self.prefaulted_bytes.load(Ordering::Relaxed).min(self.bytes)
     }
-    /// The memfd, for mapping by others on this host.
+    /// The memfd, for mapping by others on this host. Handed to nobody yet: before it is, it needs F_SEAL_FUTURE_WRITE (W1), which
+    /// also forbids punching holes, so that [`Segment::release`] has to give pages back in another way.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -201,14 +205,20 @@ impl Segment {
     }
 
     /// Runs `look` over a range that nobody writes. Proof of that is the holder's claim on the range in the write table: an open
-    /// write of its own, or a verification hold.
+    /// write of its own, or a verification hold. None outside of the segment, and of a released one. Never waits.
     pub(crate) fn look<R>(&self, claim: &Claim, length: u64, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
         if length > claim.length() {
             return None;
         }
         let start = self.address(claim.offset(), length)?;
+        // Refused only while `release` is about to set it.
+        let released = self.released.try_read()?;
+        if *released {
+            return None;
+        }
         // SAFETY: the range is mapped and initialised (memfd pages start as zeros). The claim keeps every other writer of this
-        // process away, its own writer is the caller, and no other process has a writable mapping (W1).
+        // process away, its own writer is the caller, no other process has a writable mapping (W1), and no hole is punched while
+        // `released` is held.
         Some(look(unsafe { std::slice::from_raw_parts(start.as_ptr(), length as usize) }))
     }
 
@@ -216,7 +226,9 @@ impl Segment {
     /// released meanwhile.
     pub fn prefault(&self, offset: u64, length: u64) -> std::io::Result<bool> {
         let length = length.min(self.mapped_bytes.saturating_sub(offset));
-        if self.released.load(Ordering::Acquire) || length == 0 {
+        // Held while pages are taken, so that none are taken after `release` gave them back.
+        let released = self.released.read();
+        if *released || length == 0 {
             return Ok(false);
         }
         // SAFETY: within the mapping; populating takes pages and page-table entries and writes no byte.
@@ -237,9 +249,10 @@ impl Segment {
     }
 
     /// Gives the pages back to the kernel at once: the content is gone, the mapping stays until the last holder lets go. Used when
-    /// an incarnation ends, so that the next one's segments need no second share of memory.
+    /// an incarnation ends, so that the next one's segments need no second share of memory. Waits for looks in progress. Engines that
+    /// still send from here through raw pointers find zeros, which their readers refuse.
     pub fn release(&self) {
-        self.released.store(true, Ordering::Release);
+        *self.released.write() = true;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&self.file, flags, 0, self.mapped_bytes) {
             tracing::warn!(segment = self.name, %error, "pages are returned only when the last connection closes");
@@ -266,7 +279,12 @@ impl std::fmt::Debug for Segment {
 
 #[cfg(test)]
 mod tests {
+    use tidepool_proto::clock::BootInstant;
+    use tidepool_proto::{LogTime, SegmentId};
+
     use super::*;
+    use crate::log_clock::LogClock;
+    use crate::writes::{WriteLimits, WriteTable};
 
     #[test]
     fn ranges_outside_have_no_address() {
@@ -321,6 +339,32 @@ mod tests {
         assert_eq!(blocks(), 0);
         assert!(!segment.prefault(0, 4 << 20).unwrap());
         assert_eq!((blocks(), segment.prefaulted_bytes()), (0, 0));
+    }
+
+    /// References to the bytes exist only inside `look`: holes are punched before or after, never meanwhile. Seen to fail without the
+    /// lock: the bytes turned to zeros under the slice.
+    #[test]
+    fn no_hole_is_punched_under_a_look() {
+        let segment = Arc::new(Segment::create("s", 1 << 20, HugePages::Off).unwrap());
+        let clock = LogClock::new(LogTime(1), BootInstant::now());
+        let table = Arc::new(WriteTable::new(WriteLimits::default(), clock));
+        let hold = table.hold_for_verification(SegmentId(1), 0, 4096).unwrap();
+        // SAFETY: inside the mapping, and this test is its only user.
+        unsafe { segment.address(0, 1).unwrap().write(7) };
+        let releasing = segment
+            .look(hold.claim(), 4096, |bytes| {
+                let releasing = std::thread::spawn({
+                    let segment = segment.clone();
+                    move || segment.release()
+                });
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                // SAFETY: `bytes` is a valid reference; volatile, so that the compiler reads again.
+                assert_eq!(unsafe { std::ptr::from_ref(&bytes[0]).read_volatile() }, 7);
+                releasing
+            })
+            .unwrap();
+        releasing.join().unwrap();
+        assert!(segment.look(hold.claim(), 4096, |_| ()).is_none(), "a released segment has nothing to look at");
     }
 
     #[test]

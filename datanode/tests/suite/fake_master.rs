@@ -38,6 +38,8 @@ pub struct State {
     /// A master that answers FENCED in this older term.
     pub deposed: Option<(usize, u64)>,
     pub deposed_answers: usize,
+    /// Beats that were answered with an error.
+    pub refused_beats: usize,
 }
 
 /// What all masters of a test share.
@@ -81,6 +83,7 @@ impl Quorum {
             verdicts: Vec::new(),
             deposed: None,
             deposed_answers: 0,
+            refused_beats: 0,
         };
         Quorum { state: Arc::new(Mutex::new(state)), changed: watch::channel(0).0 }
     }
@@ -242,7 +245,10 @@ impl Service {
             ..Default::default()
         };
         match judged {
-            Err(error) => response.error = Some(error.into()),
+            Err(error) => {
+                state.refused_beats += 1;
+                response.error = Some(error.into());
+            }
             Ok(()) => {
                 state.fences.retain(|id| !beat.fenced_replicas.contains(id));
                 state.acknowledged.extend(&beat.fenced_replicas);
