@@ -7,6 +7,7 @@ use bytes::Bytes;
 use rand::RngCore;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 
+use crate::abandoned::Abandoned;
 use crate::call::Caller;
 use crate::deadline::Deadline;
 use crate::get::{GetInto, Getter};
@@ -219,6 +220,7 @@ impl Inner {
             putter: Putter {
                 caller: caller.clone(),
                 writer,
+                abandoned: Abandoned::new(caller.clone()),
                 suspects: suspects.clone(),
                 unreadable: unreadable.clone(),
                 metrics: metrics.clone(),

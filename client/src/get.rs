@@ -15,6 +15,7 @@ use tidepool_proto::v1::{self, client_request, client_response};
 use tidepool_proto::{Error, ErrorCode, ObjectId, object};
 use tidepool_transport::LocalMut;
 
+use crate::backoff::Backoff;
 use crate::call::{Answer, Caller, malformed};
 use crate::deadline::Deadline;
 use crate::fetch::{Fetch, Located};
@@ -31,6 +32,8 @@ use crate::unreadable::Unreadable;
 
 /// Times one get asks the directory: once, and once more when what it said turned out stale.
 const LOCATE_PASSES: usize = 2;
+/// Times the same copies are asked again because their node was at a limit.
+const BUSY_RETRIES_MAX: u32 = 8;
 /// A lease is asked for so much longer than the call may take, so that what fails at the deadline still failed under
 /// its lease and can be held against its node.
 const LEASE_MARGIN: Duration = Duration::from_millis(250);
@@ -192,6 +195,8 @@ impl Getter {
     ) -> (Vec<(usize, Result<Delivered, Error>)>, Vec<Fetch>) {
         let (mut delivered, mut failed) = (Vec::with_capacity(fetches.len()), Vec::new());
         let mut reports = Reports::default();
+        let mut backoff = Backoff::new();
+        let mut busy = 0;
         let reader = Reader { plane: &self.plane, suspects: &self.suspects, metrics: &self.metrics };
         while !fetches.is_empty() {
             let mut ready = Vec::with_capacity(fetches.len());
@@ -210,6 +215,10 @@ impl Getter {
             delivered.extend(outcome.delivered);
             failed.extend(outcome.broken);
             fetches = outcome.failed;
+            if let Some(advice) = busy_again(&mut fetches, busy) {
+                busy += 1;
+                deadline.sleep(backoff.next(advice)).await;
+            }
             for fetch in &fetches {
                 let in_lease = fetch.lease_holds(BootInstant::now());
                 self.metrics.get_failovers.add(1);
@@ -252,4 +261,18 @@ impl Getter {
         self.metrics.gets_failed.add(failures);
         self.metrics.get_bytes.add(bytes);
     }
+}
+
+/// A node at a limit is well: what it refused for that is read from it again, a few times. Returns the longest pause
+/// advised, if there is such a fetch.
+fn busy_again(fetches: &mut [Fetch], before: u32) -> Option<u32> {
+    let is_busy = |fetch: &&mut Fetch| {
+        before < BUSY_RETRIES_MAX && fetch.failure.as_ref().is_some_and(|e| e.code() == ErrorCode::ResourceExhausted)
+    };
+    let busy = fetches.iter_mut().filter(is_busy);
+    busy.map(|fetch| {
+        fetch.tried.pop();
+        fetch.failure.as_ref().map_or(0, Error::retry_after_ms)
+    })
+    .max()
 }

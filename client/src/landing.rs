@@ -5,6 +5,8 @@ use tidepool_proto::object::{self, KeyHash};
 use tidepool_proto::{Error, ErrorCode, History, ObjectId};
 use tidepool_transport::{Buffer, Loan, LocalMut};
 
+use crate::stepped::{self, Wanted};
+
 /// What the caller wants filled.
 #[derive(Debug)]
 pub(crate) enum Destination {
@@ -105,13 +107,14 @@ impl Landing {
     }
 
     /// Takes the memory back and believes nothing in it that does not verify.
-    pub(crate) fn verify(self) -> Result<Delivered, (Option<Destination>, Error)> {
+    pub(crate) fn verify(self, wanted: &Wanted) -> Result<Delivered, (Option<Destination>, Error)> {
         let expected = self.expected;
         match self.memory {
             Memory::Owned(buffer) => {
                 let bytes = buffer.take().map_err(|_| (Some(Destination::Allocate), still_lent()))?;
                 let at = object::prefix_bytes(expected.length) as usize;
-                expected.check(&bytes[..at], &[&bytes[at..]]).map_err(|error| (Some(Destination::Allocate), error))?;
+                let checked = expected.check(&bytes[..at], &[&bytes[at..]], wanted);
+                checked.map_err(|error| (Some(Destination::Allocate), error))?;
                 Ok(Delivered::Bytes(Bytes::from(bytes).slice(at..)))
             }
             Memory::Caller { scratch, loans } => {
@@ -126,7 +129,7 @@ impl Landing {
                             bytes
                         })
                         .collect();
-                    expected.check(&prefix, &parts)
+                    expected.check(&prefix, &parts, wanted)
                 });
                 match checked {
                     Ok(()) => Ok(Delivered::Filled(expected.length)),
@@ -138,10 +141,10 @@ impl Landing {
 }
 
 impl Expected {
-    fn check(&self, prefix: &[u8], payload: &[&[u8]]) -> Result<(), Error> {
+    fn check(&self, prefix: &[u8], payload: &[&[u8]], wanted: &Wanted) -> Result<(), Error> {
         let header = object::verify_prefix(prefix)?;
         header.expect(self.history, self.object, &self.key_hash, self.length)?;
-        object::verify_parts(prefix, payload)
+        stepped::verify_parts(prefix, payload, wanted)
     }
 }
 
@@ -156,6 +159,14 @@ fn still_lent() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deadline::Deadline;
+
+    fn wanted() -> Wanted {
+        // A waiter that never leaves.
+        let (wanted, waiter) = Wanted::until(Deadline::after(std::time::Duration::from_secs(600)), "verifying");
+        std::mem::forget(waiter);
+        wanted
+    }
 
     fn expected(payload: &[u8]) -> Expected {
         Expected {
@@ -192,13 +203,13 @@ mod tests {
         let payload: Vec<u8> = (0..150_001u32).map(|i| (i % 251) as u8).collect();
         let (landing, parts) = Landing::prepare(Destination::Allocate, expected(&payload)).unwrap();
         fill(parts, &stored(&payload));
-        let Delivered::Bytes(bytes) = landing.verify().unwrap() else { panic!("owned memory was asked for") };
+        let Delivered::Bytes(bytes) = landing.verify(&wanted()).unwrap() else { panic!("owned memory was asked for") };
         assert_eq!(bytes, payload);
 
         let (buffer, destination) = caller_memory(&[1, 0, 70_000, 100_000]);
         let (landing, parts) = Landing::prepare(destination, expected(&payload)).unwrap();
         fill(parts, &stored(&payload));
-        assert!(matches!(landing.verify().unwrap(), Delivered::Filled(150_001)));
+        assert!(matches!(landing.verify(&wanted()).unwrap(), Delivered::Filled(150_001)));
         let bytes = buffer.take().unwrap();
         assert_eq!(&bytes[..150_001], &payload[..]);
         assert!(bytes[150_001..].iter().all(|&b| b == 0xee), "memory beyond the object was touched");
@@ -212,11 +223,11 @@ mod tests {
         let (_buffer, destination) = caller_memory(&[400, 600]);
         let (landing, parts) = Landing::prepare(destination, expected(&payload)).unwrap();
         fill(parts, &wrong);
-        let (destination, error) = landing.verify().unwrap_err();
+        let (destination, error) = landing.verify(&wanted()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::ChecksumMismatch);
         let (landing, parts) = Landing::prepare(destination.unwrap(), expected(&payload)).unwrap();
         fill(parts, &stored(&payload));
-        landing.verify().unwrap();
+        landing.verify(&wanted()).unwrap();
     }
 
     #[test]
@@ -230,7 +241,7 @@ mod tests {
     #[test]
     fn memory_that_is_still_lent_is_not_read() {
         let (landing, parts) = Landing::prepare(Destination::Allocate, expected(&[0; 20])).unwrap();
-        assert_eq!(landing.verify().unwrap_err().1.code(), ErrorCode::Internal);
+        assert_eq!(landing.verify(&wanted()).unwrap_err().1.code(), ErrorCode::Internal);
         drop(parts);
     }
 }

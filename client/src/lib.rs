@@ -6,12 +6,13 @@
 //! What happens where: [`client`] is the handle; `put` (with `writer`) and `get` (with `fetch`, `reader`) are the two
 //! payload paths; `lookup` and `remove` talk to the directory only; `call` is one request with its repeats; `link` is
 //! one stream to one master, `member` keeps one to each, `quorum` judges who leads; `suspects` remembers unreachable
-//! datanodes; `landing` believes no byte it has not checked (I2, R1).
+//! datanodes; `landing` believes no byte it has not checked (I2, R1); `abandoned` gives back what nobody waits for any more.
 //!
 //! Architecture invariants: this crate decides nothing about placement, leases or space; it caches no replica list
 //! beyond a lease (W7); it never retries a call whose first attempt may have been executed unless the repeat is
 //! recognised as the same request (W8).
 
+mod abandoned;
 mod backoff;
 mod call;
 pub mod client;
@@ -35,6 +36,7 @@ pub mod remove;
 mod reports;
 pub mod resolver;
 pub mod stat;
+mod stepped;
 mod suspects;
 mod unreadable;
 mod writer;

@@ -8,29 +8,35 @@ use std::time::Duration;
 
 use tidepool_proto::v1::{client_request, client_response};
 use tidepool_proto::{Address, Error, ErrorCode, v1};
+use tokio::sync::watch;
 
+use crate::backoff::Search;
 use crate::link::Link;
-use crate::quorum::{Quorum, SEARCH_INTERVAL, WithHistory};
+use crate::quorum::{Quorum, WithHistory};
 
 /// A dial that takes longer is dropped and begun again: a lost SYN would be repeated by the kernel only after 1 s.
 const DIAL_MAX: Duration = Duration::from_millis(500);
 /// A member that does not answer a hello for this long is dialled anew.
 const HELLO_MAX: Duration = Duration::from_millis(1000);
-/// Longest pause between hellos to a standby while a leader is known that keeps its callers waiting.
+/// First and longest pause between hellos to a standby while a leader is known that keeps its callers waiting.
+const STALL_PAUSE_MIN: Duration = Duration::from_millis(15);
 const STALL_PAUSE_MAX: Duration = Duration::from_millis(60);
-/// Longest pause between dials while another member leads.
+/// First and longest pause between dials while another member leads.
+const DIAL_PAUSE_MIN: Duration = Duration::from_millis(15);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 pub(crate) async fn attend(quorum: Arc<Quorum>, address: Address) {
     let mut leader = quorum.watch_leader();
-    let mut pause = SEARCH_INTERVAL;
+    let mut named = quorum.watch_named();
+    let mut search = Search::default();
+    let mut pause = DIAL_PAUSE_MIN;
     loop {
         quorum.settings.metrics.dials.add(1);
         let dial = Link::dial(address.clone(), quorum.settings.resolver.clone());
         let failure = match tokio::time::timeout(DIAL_MAX, dial).await {
             Ok(Ok(link)) => {
-                pause = SEARCH_INTERVAL;
-                let reason = converse(&quorum, &link).await;
+                pause = DIAL_PAUSE_MIN;
+                let reason = converse(&quorum, &link, &mut search).await;
                 link.close(reason);
                 quorum.link_ended(&link);
                 format!("the stream to master {address} ended: {reason}")
@@ -40,34 +46,52 @@ pub(crate) async fn attend(quorum: Arc<Quorum>, address: Address) {
         };
         tracing::debug!(master = %address, failure, "no stream");
         quorum.note_failure(&address, Some(failure));
-        // With a leader, dial less and less often; once it is lost, at once and often.
+        // With a leader, dial less and less often; once it is lost, at once and often, but not for ever.
         if leader.borrow_and_update().is_none() {
-            tokio::time::sleep(SEARCH_INTERVAL).await;
+            tokio::select! {
+                () = tokio::time::sleep(search.next()) => {}
+                () = named_anew(&mut named, &address) => search.reset(),
+            }
         } else {
+            search.reset();
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(DIAL_PAUSE_MAX),
-                _ = leader.wait_for(Option::is_none) => pause = SEARCH_INTERVAL,
+                _ = leader.wait_for(Option::is_none) => pause = DIAL_PAUSE_MIN,
             }
         }
     }
 }
 
+/// Resolves when another member names this one as the leader.
+async fn named_anew(named: &mut watch::Receiver<Option<Address>>, address: &Address) {
+    while named.changed().await.is_ok() {
+        if named.borrow_and_update().as_ref() == Some(address) {
+            return;
+        }
+    }
+    // The quorum is gone, and with it this task.
+    std::future::pending().await
+}
+
 /// Keeps one stream; returns why it is over.
-async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>) -> &'static str {
+async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>, search: &mut Search) -> &'static str {
     const ENDED: &str = "it was closed";
     let mut leader = quorum.watch_leader();
+    let mut named = quorum.watch_named();
     let mut stalls = quorum.watch_stalls();
     let mut with_history = WithHistory::Known;
     let mut ask = true;
-    let mut pause = SEARCH_INTERVAL;
+    let mut pause = STALL_PAUSE_MIN;
     loop {
-        let leads = {
+        let (leads, led) = {
             let present = leader.borrow_and_update();
-            if present.is_none() {
-                (ask, pause) = (true, SEARCH_INTERVAL);
-            }
-            present.as_ref().is_some_and(|l| Arc::ptr_eq(&l.link, link))
+            (present.as_ref().is_some_and(|l| Arc::ptr_eq(&l.link, link)), present.is_some())
         };
+        if led {
+            search.reset();
+        } else {
+            (ask, pause) = (true, STALL_PAUSE_MIN);
+        }
         if !ask || leads {
             ask = tokio::select! {
                 () = link.closed() => return ENDED,
@@ -93,9 +117,11 @@ async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>) -> &'static str {
                 with_history = WithHistory::Any;
             }
             quorum.note_failure(link.address(), Some(format!("{}: {}", link.address(), error.message())));
+            let wait = if led { pause } else { search.next() };
             tokio::select! {
                 () = link.closed() => return ENDED,
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(STALL_PAUSE_MAX),
+                () = tokio::time::sleep(wait) => pause = (pause * 2).min(STALL_PAUSE_MAX),
+                () = named_anew(&mut named, link.address()) => search.reset(),
             }
         } else {
             quorum.note_failure(link.address(), None);

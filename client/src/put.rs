@@ -9,9 +9,10 @@ use hashbrown::HashMap;
 use rand::RngCore;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::keys::check_key;
-use tidepool_proto::v1::{self, client_request, client_response};
+use tidepool_proto::v1::{self, client_response};
 use tidepool_proto::{Error, ErrorCode, object};
 
+use crate::abandoned::Abandoned;
 use crate::backoff::Backoff;
 use crate::call::{Caller, Failure, malformed};
 use crate::deadline::Deadline;
@@ -138,6 +139,7 @@ pub(crate) struct Copies {
 pub(crate) struct Putter {
     pub(crate) caller: Arc<Caller>,
     pub(crate) writer: Writer,
+    pub(crate) abandoned: Abandoned,
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) unreadable: Arc<Unreadable>,
     pub(crate) metrics: Arc<Metrics>,
@@ -266,20 +268,28 @@ impl Putter {
             ReplicaMode::BestEffort => v1::ReplicaMode::BestEffort,
             ReplicaMode::Strict => v1::ReplicaMode::Strict,
         };
-        let answer = self
-            .caller
-            .call("put_start", deadline, |leader| {
-                client_request::Body::PutStart(v1::PutStartRequest {
-                    session_id: leader.session_id,
-                    items: items.clone(),
-                    replica_num: copies.wanted,
-                    replica_mode: replica_mode as i32,
-                    excluded_nodes: self.suspects.list(),
-                })
-            })
-            .await?;
+        let awaited = self.abandoned.watch(v1::PutStartRequest {
+            session_id: 0,
+            items,
+            replica_num: copies.wanted,
+            replica_mode: replica_mode as i32,
+            excluded_nodes: Vec::new(),
+        });
+        let attempt = |leader: &Leader| awaited.attempt(leader.session_id, self.suspects.list());
+        let answer = match self.caller.call("put_start", deadline, attempt).await {
+            Ok(answer) => answer,
+            Err(failure) => {
+                if !failure.uncertain {
+                    awaited.answered();
+                }
+                return Err(failure);
+            }
+        };
         match answer.body {
-            client_response::Body::PutStart(start) if start.grants.len() == items.len() => Ok((answer.leader, start)),
+            client_response::Body::PutStart(start) if start.grants.len() == pending.len() => {
+                awaited.answered();
+                Ok((answer.leader, start))
+            }
             _ => Err(Failure { error: malformed("put_start", "not one grant an item"), uncertain: true }),
         }
     }

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -46,6 +45,8 @@ pub(crate) struct QuorumSettings {
 pub(crate) struct Quorum {
     pub(crate) settings: QuorumSettings,
     leader: watch::Sender<Option<Arc<Leader>>>,
+    /// The member that was last named as the leader by another, since one was found.
+    named: watch::Sender<Option<Address>>,
     /// Grows when a caller waits suspiciously long for the leader: then the other members are asked.
     stalls: watch::Sender<u64>,
     ids: AtomicU64,
@@ -73,6 +74,7 @@ impl Quorum {
         let quorum = Arc::new(Quorum {
             settings,
             leader: watch::Sender::new(None),
+            named: watch::Sender::new(None),
             stalls: watch::Sender::new(0),
             ids: AtomicU64::new(1),
             view: Mutex::default(),
@@ -122,6 +124,11 @@ impl Quorum {
 
     pub(crate) fn watch_leader(&self) -> watch::Receiver<Option<Arc<Leader>>> {
         self.leader.subscribe()
+    }
+
+    /// Wakes the search at a member that others name.
+    pub(crate) fn watch_named(&self) -> watch::Receiver<Option<Address>> {
+        self.named.subscribe()
     }
 
     pub(crate) fn watch_stalls(&self) -> watch::Receiver<u64> {
@@ -219,6 +226,7 @@ impl Quorum {
                 superseded.link.fail_pending();
             }
         }
+        self.named.send_if_modified(|named| named.take().is_some());
         self.settings.metrics.leaders_found.add(1);
         tracing::info!(master = %link.address(), term, session = hello.session_id, "found the leader");
         for member in hello.members {
@@ -250,10 +258,13 @@ impl Quorum {
         });
     }
 
-    /// Follows a hint to an unknown member.
+    /// Follows a hint: learns a member that is unknown, and has the one that is named asked at once.
     pub(crate) fn follow(self: &Arc<Self>, hint: Option<&v1::LeaderHint>) {
-        if let Some(hint) = hint {
-            self.learn_text(&hint.address);
+        let Some(hint) = hint.filter(|hint| !hint.address.is_empty()) else { return };
+        self.learn_text(&hint.address);
+        if let Ok(address) = Address::parse(&hint.address, MASTER_PORT_DEFAULT) {
+            // A member that is named again and again without leading is news once.
+            self.named.send_if_modified(|named| named.replace(address.clone()) != Some(address));
         }
     }
 
@@ -299,6 +310,3 @@ fn stale(address: &Address, term: u64, term_max: u64) -> Error {
         format!("master {address} answered in term {term}; a leader of term {term_max} is known"),
     )
 }
-
-/// Pause between two tries while no leader is known.
-pub(crate) const SEARCH_INTERVAL: Duration = Duration::from_millis(15);

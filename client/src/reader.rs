@@ -13,6 +13,7 @@ use crate::fetch::Fetch;
 use crate::landing::{Delivered, Destination, Landing};
 use crate::metrics::Metrics;
 use crate::plane::{self, Plane, patience};
+use crate::stepped::Wanted;
 use crate::suspects::Suspects;
 
 /// Payload bytes read as one batch; the next is on the wire while this one is verified.
@@ -130,14 +131,16 @@ impl Reader<'_> {
         }));
         let arrived: Vec<(Landing, Result<(), Error>)> = landings.into_iter().zip(results).collect();
         self.judge_node(&batch.node, &batch.address, &arrived, took);
-        let verified = verify(arrived, batch.bytes).await;
-        for (mut fetch, result) in fetches.into_iter().zip(verified) {
+        let arrivals: Vec<bool> = arrived.iter().map(|(_, result)| result.is_ok()).collect();
+        let verified = verify(arrived, batch.bytes, deadline).await;
+        for ((mut fetch, result), has_arrived) in fetches.into_iter().zip(verified).zip(arrivals) {
             match result {
                 Ok(delivered) => outcome.delivered.push((fetch.position, Ok(delivered))),
                 Err((destination, error)) => {
                     tracing::debug!(node = batch.node, key = %fetch.shown_key(), %error, "read failed");
                     fetch.destination = destination;
-                    fetch.took = took;
+                    // What went wrong after the bytes had arrived says nothing of how long the node takes.
+                    fetch.took = if has_arrived { Duration::ZERO } else { took };
                     fetch.failure = Some(error);
                     if fetch.destination.is_some() { outcome.failed.push(fetch) } else { outcome.broken.push(fetch) }
                 }
@@ -169,9 +172,11 @@ impl Reader<'_> {
 type Verified = Result<Delivered, (Option<Destination>, Error)>;
 
 /// Verifies what arrived; large batches on the blocking pool, so that they hold up no other call.
-async fn verify(arrived: Vec<(Landing, Result<(), Error>)>, bytes: u64) -> Vec<Verified> {
-    let check = |(landing, result): (Landing, Result<(), Error>)| match result {
-        Ok(()) => landing.verify(),
+async fn verify(arrived: Vec<(Landing, Result<(), Error>)>, bytes: u64, deadline: Deadline) -> Vec<Verified> {
+    // Dropped with this future: then nobody wants the rest.
+    let (wanted, _waiter) = Wanted::until(deadline, "verifying what was read");
+    let check = move |(landing, result): (Landing, Result<(), Error>)| match result {
+        Ok(()) => landing.verify(&wanted),
         Err(error) => match landing.abandon() {
             Ok(destination) => Err((Some(destination), error)),
             Err(kept) => Err((None, kept)),

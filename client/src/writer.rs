@@ -18,8 +18,9 @@ use crate::grants::OpenGrants;
 use crate::metrics::Metrics;
 use crate::nodes::Node;
 use crate::plane::{self, Plane, patience};
-use crate::put::{Copies, Pending, PutOutcome, ReplicaMode};
+use crate::put::{Copies, Pending, PutItem, PutOutcome, ReplicaMode};
 use crate::quorum::Leader;
+use crate::stepped::{self, Wanted};
 use crate::suspects::Suspects;
 
 /// Payload bytes written and ended as one batch.
@@ -134,7 +135,7 @@ impl Writer {
         deadline: Deadline,
         open: &OpenGrants,
     ) -> Vec<Written> {
-        let prefixes = prefixes(&batch, bytes, leader.history, self.caller.tenant.clone()).await;
+        let prefixes = prefixes(&batch, bytes, leader.history, &self.caller, deadline).await;
         let mut written = Vec::with_capacity(batch.len());
         let mut by_node: HashMap<u64, NodeWrite> = HashMap::new();
         for (i, (granted, prefix)) in batch.into_iter().zip(prefixes).enumerate() {
@@ -352,27 +353,32 @@ fn read_reply(
 }
 
 /// Header and table of each item.
-async fn prefixes(batch: &[Granted], bytes: u64, history: History, tenant: String) -> Vec<Result<Bytes, Error>> {
-    let inputs: Vec<(u64, Bytes, Vec<Bytes>)> = batch
-        .iter()
-        .map(|granted| (granted.object_id, granted.pending.item.key.clone(), granted.pending.item.value.clone()))
-        .collect();
-    let count = inputs.len();
-    let build = move || {
-        let build_one = |(object_id, key, value): (u64, Bytes, Vec<Bytes>)| {
-            let parts: Vec<&[u8]> = value.iter().map(Bytes::as_ref).collect();
-            Bytes::from(object::build_prefix(history, ObjectId(object_id), object::key_hash(&tenant, &key), &parts))
-        };
-        inputs.into_iter().map(build_one).collect::<Vec<Bytes>>()
+async fn prefixes(
+    batch: &[Granted],
+    bytes: u64,
+    history: History,
+    caller: &Arc<Caller>,
+    deadline: Deadline,
+) -> Vec<Result<Bytes, Error>> {
+    // Dropped with this future: then nobody wants the rest.
+    let (wanted, _waiter) = Wanted::until(deadline, "checksumming the value");
+    let build = move |object_id: u64, key: &[u8], value: &[Bytes], caller: &Caller, wanted: &Wanted| {
+        let parts: Vec<&[u8]> = value.iter().map(Bytes::as_ref).collect();
+        let key_hash = object::key_hash(&caller.tenant, key);
+        stepped::build_prefix(history, ObjectId(object_id), key_hash, &parts, wanted).map(Bytes::from)
     };
     if bytes < CHECKSUM_INLINE_BYTES {
-        return build().into_iter().map(Ok).collect();
+        let build = |g: &Granted| build(g.object_id, &g.pending.item.key, &g.pending.item.value, caller, &wanted);
+        return batch.iter().map(build).collect();
     }
-    match tokio::task::spawn_blocking(build).await {
-        Ok(prefixes) => prefixes.into_iter().map(Ok).collect(),
-        Err(panic) => {
-            let error = Error::new(ErrorCode::Internal, format!("checksumming failed: {panic}"));
-            (0..count).map(|_| Err(error.clone())).collect()
-        }
-    }
+    let inputs: Vec<(u64, PutItem)> = batch.iter().map(|g| (g.object_id, g.pending.item.clone())).collect();
+    let caller = caller.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let build = |(object_id, item): (u64, PutItem)| build(object_id, &item.key, &item.value, &caller, &wanted);
+        inputs.into_iter().map(build).collect::<Vec<_>>()
+    });
+    work.await.unwrap_or_else(|panic| {
+        let error = Error::new(ErrorCode::Internal, format!("checksumming failed: {panic}"));
+        batch.iter().map(|_| Err(error.clone())).collect()
+    })
 }

@@ -23,6 +23,8 @@ pub enum Mood {
     Slow(Duration),
     /// Writes are aborted by a fence.
     Fence,
+    /// So many requests are refused with RESOURCE_EXHAUSTED.
+    Busy(u32),
     /// Requests wait, counted in `held`, until the mood changes.
     Hold,
 }
@@ -80,6 +82,11 @@ impl FakeEngine {
                 let until = (Instant::now() + delay).min(deadline);
                 tokio::time::sleep_until(until.into()).await;
                 (until == deadline).then(|| Error::new(ErrorCode::DeadlineExceeded, "no answer"))
+            }
+            Mood::Busy(left) => {
+                let next = if left > 1 { Mood::Busy(left - 1) } else { Mood::Serve };
+                self.nodes.nodes.lock().unwrap().get_mut(peer).unwrap().mood = next;
+                Some(Error::new(ErrorCode::ResourceExhausted, "told to be busy"))
             }
             Mood::Hold => {
                 self.nodes.nodes.lock().unwrap().get_mut(peer).unwrap().held += 1;
