@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use openraft::Raft;
 use openraft::async_runtime::AsyncRuntime;
+use openraft::metrics::WaitError;
 
 use crate::apply::{Adapter, Applied};
 use crate::host::Host;
@@ -15,6 +16,9 @@ use crate::options::Options;
 
 /// How often the size of the log is looked at.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a snapshot is waited for before it is asked for again. openraft takes no second request while it builds
+/// one, and the one it builds may have been asked for earlier, by a caller that is gone, and cover less.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Why the log was not compacted.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -49,14 +53,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
             return Err(CompactError::Empty);
         };
         if self.covered() < Some(at.index) {
-            self.raft.trigger().snapshot().await.map_err(|e| fatal(&e))?;
-            // openraft snapshots at what it has applied by then: at or after `at`.
-            let wait = self.raft.wait(None);
-            let done = wait.metrics(
-                |m| m.running_state.is_err() || m.snapshot.as_ref().is_some_and(|id| id.index >= at.index),
-                "snapshot written",
-            );
-            done.await.map_err(|e| fatal(&e))?.running_state.map_err(|e| fatal(&e))?;
+            self.snapshot(at.index).await?;
         }
         let covered = self.covered().ok_or(CompactError::Empty)?;
         if let Some(upto) =
@@ -65,6 +62,25 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
             self.raft.trigger().purge_log(upto).await.map_err(|e| fatal(&e))?;
         }
         Ok(covered)
+    }
+
+    /// Has a snapshot written that covers `index`, which was applied.
+    async fn snapshot(&self, index: u64) -> Result<(), CompactError> {
+        let fatal = |e: &dyn std::fmt::Display| CompactError::Fatal(e.to_string());
+        loop {
+            // openraft snapshots at what it has applied by then: at or after `index`.
+            self.raft.trigger().snapshot().await.map_err(|e| fatal(&e))?;
+            let wait = self.raft.wait(Some(ASK_AGAIN_AFTER));
+            let done = wait.metrics(
+                |m| m.running_state.is_err() || m.snapshot.as_ref().is_some_and(|id| id.index >= index),
+                "snapshot written",
+            );
+            match done.await {
+                Ok(metrics) => return metrics.running_state.map_err(|e| fatal(&e)),
+                Err(WaitError::Timeout(..)) => {}
+                Err(error) => return Err(fatal(&error)),
+            }
+        }
     }
 
     fn covered(&self) -> Option<u64> {
@@ -82,7 +98,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
             }
             match self.compact().await {
                 Ok(index) => tracing::info!(index, "log compacted"),
-                Err(error) => {
+                // The next look finds it due again, unless the node is over.
+                Err(CompactError::Empty) => {}
+                Err(error @ CompactError::Fatal(_)) => {
                     tracing::warn!(%error, "log not compacted");
                     return;
                 }

@@ -19,6 +19,9 @@ pub enum FatalError {
         /// Its own words.
         message: String,
     },
+    /// The data directory belongs to another cluster than the members it was started with.
+    #[error("WRONG_CLUSTER: {0}")]
+    WrongCluster(String),
     /// Consensus itself stopped: a bug.
     #[error("consensus stopped: {0}")]
     Consensus(String),

@@ -11,6 +11,7 @@
 #![cfg_attr(not(any(test, feature = "rocksdb", feature = "sim")), allow(dead_code))]
 
 mod apply;
+mod belonging;
 mod bootstrap;
 pub mod codec;
 mod compaction;

@@ -14,6 +14,7 @@ mod disk;
 mod error;
 mod flusher;
 mod metrics;
+mod reader;
 mod recovery;
 #[cfg(feature = "rocksdb")]
 mod rocks;

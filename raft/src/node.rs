@@ -15,6 +15,7 @@ use tidepool_proto::NodeId;
 use tokio::sync::watch;
 
 use crate::apply::{Adapter, Applied as Machine};
+use crate::belonging::Belonging;
 use crate::bootstrap::Bootstrap;
 use crate::compaction::{CompactError, Compactor};
 use crate::failure::{Failure, FatalError};
@@ -147,6 +148,22 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         self.inner.inbound.clone()
     }
 
+    /// Beside everything else, asks whether this member is among its own, and ends the node if it is not (I4).
+    fn find_out_where(&self) {
+        let parts = &self.inner.parts;
+        let belonging = Belonging::<C, N>::new(parts.identity.clone(), parts.network.clone(), &parts.options);
+        let (failure, mut stop) = (parts.failure.clone(), self.inner.stop.subscribe());
+        drop(C::AsyncRuntime::spawn(async move {
+            let stopped = async move {
+                // An error means that the node is gone: the same.
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            if let Select2::Second(Err(why)) = C::AsyncRuntime::select2(stopped, belonging.settle()).await {
+                failure.report(FatalError::WrongCluster(why));
+            }
+        }));
+    }
+
     /// Takes part: begins a cluster or finds its own again (I4), then waits until it may vote (R2). Call it once the
     /// other members can reach [`RaftNode::inbound`]. Waits for missing members for ever; see [`NodeStatus::waiting_for`].
     pub async fn run(&self) -> Result<(), OpenError> {
@@ -165,6 +182,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let identity = parts.identity.clone();
         let written = C::blocking(move || identity.update(|record| record.took_part = true)).await;
         written.and_then(|written| written).map_err(OpenError::storage)?;
+        self.find_out_where();
         parts.fence.wait().await;
         parts.raft.runtime_config().elect(true);
         Ok(())

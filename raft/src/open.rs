@@ -42,7 +42,10 @@ impl OpenError {
         OpenError(Error::new(code, error.to_string()))
     }
     pub(crate) fn fatal(fatal: &FatalError) -> OpenError {
-        OpenError(Error::new(ErrorCode::StorageFailed, fatal.to_string()))
+        match fatal {
+            FatalError::WrongCluster(why) => OpenError(Error::new(ErrorCode::WrongCluster, why.clone())),
+            fatal => OpenError(Error::new(ErrorCode::StorageFailed, fatal.to_string())),
+        }
     }
 }
 

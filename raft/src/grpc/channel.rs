@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use hyper_util::client::legacy::connect::HttpConnector;
 use parking_lot::Mutex;
 use tidepool_proto::v1::raft_service_client::RaftServiceClient;
 use tidepool_proto::{Address, Error, ErrorCode, v1};
@@ -27,6 +28,8 @@ pub(super) struct Patience {
     pub(super) connect: Duration,
     ping_interval: Duration,
     ping_timeout: Duration,
+    /// How long sent bytes may stay unacknowledged by the peer's kernel (TCP_USER_TIMEOUT).
+    unacknowledged: Duration,
 }
 
 impl Patience {
@@ -36,6 +39,7 @@ impl Patience {
             connect: lease.clamp(Duration::from_millis(250), Duration::from_secs(2)),
             ping_interval: lease.max(Duration::from_millis(250)),
             ping_timeout: (lease * 2).max(Duration::from_millis(500)),
+            unacknowledged: (lease * 2).max(Duration::from_millis(500)),
         }
     }
 }
@@ -145,9 +149,6 @@ pub(super) fn endpoint(address: &str, patience: Patience) -> Result<Endpoint, Li
     let address: Address = address.parse().map_err(|e| unusable(&e))?;
     let endpoint = Endpoint::from_shared(address.to_uri()).map_err(|e| unusable(&e))?;
     Ok(endpoint
-        .connect_timeout(patience.connect)
-        .tcp_nodelay(true)
-        .tcp_keepalive(Some(Duration::from_secs(5)))
         .http2_keep_alive_interval(patience.ping_interval)
         .keep_alive_timeout(patience.ping_timeout)
         .keep_alive_while_idle(true)
@@ -155,9 +156,20 @@ pub(super) fn endpoint(address: &str, patience: Patience) -> Result<Endpoint, Li
         .initial_connection_window_size(WINDOW_BYTES * 2))
 }
 
+/// Opens sockets. One whose peer fell silent with bytes under way dies early, instead of being retransmitted on for a
+/// quarter of an hour.
+fn connector(patience: Patience) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_connect_timeout(Some(patience.connect));
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(Duration::from_secs(5)));
+    connector.set_tcp_user_timeout(Some(patience.unacknowledged));
+    connector
+}
+
 pub(super) async fn dial(address: &str, patience: Patience) -> Result<Client, LinkError> {
     let endpoint = endpoint(address, patience)?;
-    let channel = endpoint.connect();
+    let channel = endpoint.connect_with_connector(connector(patience));
     // The connector bounds the TCP handshake; this bounds name resolution and the HTTP/2 preface as well.
     let channel = tokio::time::timeout(patience.connect * 2, channel)
         .await
@@ -227,5 +239,43 @@ fn check(answer: &v1::HandshakeResponse, target: NodeId, address: &str, own: &Id
             wrong(format!("node {target} at {address} has another data directory than the one it joined with"))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::time::{Instant, timeout};
+    use tower::Service;
+
+    use super::*;
+
+    /// A peer that takes connections and nothing more: its window closes and never opens again. The kernel gives the
+    /// connection up within the profile's limit. (Tried without TCP_USER_TIMEOUT: the write waits on past the limit of this
+    /// test.)
+    #[tokio::test]
+    async fn a_connection_to_a_silent_peer_dies_early() {
+        for profile in [ElectionProfile::Lan, ElectionProfile::Default] {
+            let patience = Patience::of(profile);
+            assert!(patience.unacknowledged >= profile.timeout_max() * 2);
+            let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = format!("http://{}", silent.local_addr().unwrap());
+            let connecting = connector(patience).call(address.parse().unwrap());
+            let mut stream = connecting.await.unwrap().into_inner();
+            let began = Instant::now();
+            let flood = async {
+                let chunk = vec![0; 1 << 20];
+                loop {
+                    if let Err(error) = stream.write_all(&chunk).await {
+                        return error;
+                    }
+                }
+            };
+            let error = timeout(Duration::from_secs(20), flood).await.expect("the connection lives on");
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            println!("{profile}: given up after {:?}", began.elapsed());
+        }
     }
 }

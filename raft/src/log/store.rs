@@ -21,7 +21,7 @@ use super::flusher::{Flusher, Shared};
 use super::metrics::LogMetrics;
 use super::recovery::{OpenReport, recover};
 use super::state::{Done, State};
-use crate::codec;
+use crate::host::Host;
 use crate::types::{Config, Entry, LogId, Vote};
 
 /// Bytes that one limited read returns, about: what one append request to a follower carries.
@@ -51,7 +51,7 @@ pub struct LogOptions {
 /// The replicated log and the vote of one member. Clones are handles to the same store; it closes, after writing
 /// what was queued, when the last one is dropped.
 pub struct LogStore<C: Config> {
-    shared: Arc<Shared<C>>,
+    pub(super) shared: Arc<Shared<C>>,
     life: Arc<Life<C>>,
 }
 
@@ -145,70 +145,18 @@ impl<C: Config> LogStore<C> {
     pub fn failure(&self) -> Option<LogFailure> {
         self.shared.state.lock().failure.clone()
     }
-
-    /// Entries of `[start, end)` that the log holds, the first ones up to about `bytes_max`.
-    fn read(&self, start: u64, end: u64, bytes_max: usize) -> io::Result<Vec<Entry>> {
-        loop {
-            let (generation, range, memory) = {
-                let state = self.shared.state.lock();
-                state.usable()?;
-                let (start, end) = (start.max(state.first), end.min(state.tail.next()));
-                if start >= end {
-                    return Ok(Vec::new());
-                }
-                let split = state.tail.first().clamp(start, end);
-                let mut bytes = 0;
-                let entries = (split..end).map_while(|index| state.tail.get(index)).take_while(|entry| {
-                    let fits = bytes == 0 || bytes < bytes_max;
-                    bytes += codec::entry_size(entry);
-                    fits
-                });
-                let memory: Vec<Entry> = entries.cloned().collect();
-                (state.generation, start..split, memory)
-            };
-            if range.is_empty() {
-                return Ok(memory);
-            }
-            let read = self.shared.disk.read(range.clone(), bytes_max);
-            // Truncation or purge may have changed what was being read: only an undisturbed read counts.
-            if self.shared.state.lock().generation != generation {
-                continue;
-            }
-            let decoded = read.and_then(|frames| {
-                let bytes = frames.iter().map(|(_, frame)| frame.len()).sum::<usize>();
-                Ok((decode_run(range.start, frames)?, bytes))
-            });
-            let (mut entries, bytes) = decoded.map_err(|error| self.shared.fail("read", &error))?;
-            self.shared.metrics.read_from_disk_entries.inc_by(entries.len() as u64);
-            let next = range.start + entries.len() as u64;
-            if bytes < bytes_max {
-                // The disk stops short only at the byte limit.
-                if next < range.end {
-                    let error = io::Error::new(io::ErrorKind::InvalidData, format!("entry {next} is missing"));
-                    return Err(self.shared.fail("read", &error).into());
-                }
-                entries.extend(memory);
-            }
-            return Ok(entries);
-        }
-    }
 }
 
-/// Decodes frames that must begin at `start` and have no hole.
-fn decode_run(start: u64, frames: Vec<(u64, bytes::Bytes)>) -> io::Result<Vec<Entry>> {
-    let mut entries = Vec::with_capacity(frames.len());
-    for (expected, (index, frame)) in (start..).zip(frames) {
-        let bad = |detail: String| io::Error::new(io::ErrorKind::InvalidData, format!("entry {expected}: {detail}"));
-        if index != expected {
-            return Err(bad(format!("missing, {index} follows")));
+impl<C: Host> LogStore<C> {
+    /// Entries of `[start, end)` that the log holds, the first ones up to about `bytes_max`. What is in memory is
+    /// answered at once; the disk is read away from the async threads.
+    async fn read(&self, start: u64, end: u64, bytes_max: usize) -> io::Result<Vec<Entry>> {
+        if let Some(entries) = self.shared.read_memory(start, end, bytes_max)? {
+            return Ok(entries);
         }
-        let entry: Entry = codec::decode(frame).map_err(|error| bad(error.to_string()))?;
-        if entry.log_id.index != index {
-            return Err(bad(format!("it says it is {}", entry.log_id)));
-        }
-        entries.push(entry);
+        let shared = self.shared.clone();
+        C::blocking(move || shared.read(start, end, bytes_max)).await?
     }
-    Ok(entries)
 }
 
 /// `[start, end)` of any range.
@@ -226,13 +174,13 @@ fn bounds(range: &impl RangeBounds<u64>) -> (u64, u64) {
     (start, end)
 }
 
-impl<C: Config> RaftLogReader<C> for LogStore<C> {
+impl<C: Host> RaftLogReader<C> for LogStore<C> {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
     ) -> Result<Vec<Entry>, io::Error> {
         let (start, end) = bounds(&range);
-        self.read(start, end, usize::MAX)
+        self.read(start, end, usize::MAX).await
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
@@ -242,7 +190,7 @@ impl<C: Config> RaftLogReader<C> for LogStore<C> {
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {
-        self.read(start, end, READ_BYTES_MAX)
+        self.read(start, end, READ_BYTES_MAX).await
     }
 
     /// Reads in steps: applying a long log after a restart must not load all of it at once.
@@ -260,7 +208,7 @@ impl<C: Config> RaftLogReader<C> for LogStore<C> {
                 if failed || next >= end {
                     return None;
                 }
-                match store.read(next, end.min(next.saturating_add(STREAM_ENTRIES_MAX)), READ_BYTES_MAX) {
+                match store.read(next, end.min(next.saturating_add(STREAM_ENTRIES_MAX)), READ_BYTES_MAX).await {
                     Ok(entries) => {
                         let last: &Entry = entries.last()?;
                         next = last.log_id.index + 1;
@@ -273,7 +221,7 @@ impl<C: Config> RaftLogReader<C> for LogStore<C> {
     }
 }
 
-impl<C: Config> RaftLogStorage<C> for LogStore<C> {
+impl<C: Host> RaftLogStorage<C> for LogStore<C> {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> Result<LogState<C>, io::Error> {

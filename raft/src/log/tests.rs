@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 use prometheus::Registry;
 
 use super::*;
-use crate::types::{Config, Entry, EntryPayload, LogId, Payload, SimConfig, Vote, log_id, term_of};
+use crate::host::Host;
+use crate::types::{Entry, EntryPayload, LogId, Payload, SimConfig, Vote, log_id, term_of};
 
 type Sim = SimConfig<()>;
 
@@ -57,7 +58,7 @@ fn simulate<T: Send + 'static>(test: impl Future<Output = T> + Send) -> T {
 }
 
 /// Hands entries over; the receiver resolves when they are acknowledged.
-async fn submit<C: Config>(
+async fn submit<C: Host>(
     store: &mut LogStore<C>,
     entries: Vec<Entry>,
 ) -> io::Result<openraft::alias::OneshotReceiverOf<C, io::Result<()>>> {
@@ -67,12 +68,12 @@ async fn submit<C: Config>(
 }
 
 /// Appends and waits for the acknowledgement.
-async fn append<C: Config>(store: &mut LogStore<C>, entries: Vec<Entry>) -> io::Result<()> {
+async fn append<C: Host>(store: &mut LogStore<C>, entries: Vec<Entry>) -> io::Result<()> {
     submit(store, entries).await?.await.map_err(|_| io::Error::other("no answer"))?
 }
 
 /// Term and index of every entry in the log.
-async fn log_of<C: Config>(store: &mut LogStore<C>) -> Vec<(u64, u64)> {
+async fn log_of<C: Host>(store: &mut LogStore<C>) -> Vec<(u64, u64)> {
     let entries = store.try_get_log_entries(..).await.expect("readable");
     entries.iter().map(|entry| (term_of(&entry.log_id), entry.log_id.index)).collect()
 }

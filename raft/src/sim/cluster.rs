@@ -11,6 +11,7 @@ use tidepool_proto::{Address, NodeId};
 use super::host::seed_host;
 use super::network::{SimNetwork, World};
 use crate::failure::Failure;
+use crate::host::Host;
 use crate::log::{Flushing, LogOptions, LogStore, SimulatedDisk, StoreId};
 use crate::machine::StateMachine;
 use crate::node::RaftNode;
@@ -20,6 +21,12 @@ use crate::types::SimConfig;
 
 /// A simulated member.
 pub type SimNode<M> = RaftNode<SimConfig<<M as StateMachine>::Outcome>, M, SimNetwork<M>>;
+
+/// What a machine held on its disks, away from it.
+pub struct Data {
+    disk: SimulatedDisk,
+    dir: PathBuf,
+}
 
 /// Entries cached by a simulated log: little, so that reads from the disk happen.
 const CACHE_BYTES: usize = 4 << 10;
@@ -129,6 +136,25 @@ impl<M: StateMachine> SimCluster<M> {
         if let Some(node) = node {
             node.shutdown().await;
         }
+    }
+
+    /// Stops a member and gives its machine other data, or none; answers what it held.
+    pub async fn exchange(&self, id: u64, data: Option<Data>) -> std::io::Result<Data> {
+        self.kill(id, usize::MAX, false).await;
+        let own = self.shared.root.join(id.to_string());
+        let number = SimConfig::<M::Outcome>::random();
+        let aside = self.shared.root.join(format!("{id}-{number:032x}"));
+        std::fs::rename(&own, &aside)?;
+        let disk = match data {
+            Some(data) => {
+                std::fs::rename(&data.dir, &own)?;
+                data.disk
+            }
+            None => SimulatedDisk::new(StoreId(number)),
+        };
+        let held = self.shared.disks.lock().insert(id, disk);
+        let held = held.ok_or_else(|| std::io::Error::other(format!("there is no machine {id}")))?;
+        Ok(Data { disk: held, dir: aside })
     }
 
     /// Takes a member's data away: an empty machine under the same id.

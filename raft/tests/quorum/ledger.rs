@@ -1,9 +1,11 @@
 //! The state machine of these tests: a list of what was proposed, in order.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use tidepool_raft::{Frozen, LogPosition, MachineError, StateMachine};
 
 #[derive(Clone, Default, Debug, PartialEq)]
@@ -15,11 +17,44 @@ pub struct Book {
 #[derive(Default)]
 pub struct Ledger {
     book: Mutex<Book>,
+    gate: Arc<Gate>,
 }
+
+/// Holds up the writing of snapshots while it is closed.
+#[derive(Default)]
+pub struct Gate {
+    closed: Mutex<bool>,
+    opened: Condvar,
+    /// Snapshots whose writing began.
+    pub begun: AtomicU64,
+}
+
+impl Gate {
+    pub fn close(&self) {
+        *self.closed.lock() = true;
+    }
+    pub fn open(&self) {
+        *self.closed.lock() = false;
+        self.opened.notify_all();
+    }
+    fn pass(&self) {
+        self.begun.fetch_add(1, Ordering::AcqRel);
+        let mut closed = self.closed.lock();
+        while *closed {
+            self.opened.wait(&mut closed);
+        }
+    }
+}
+
+/// A book on its way into a snapshot.
+struct Copy(Book, Arc<Gate>);
 
 impl Ledger {
     pub fn payload(id: u64) -> Bytes {
         Bytes::copy_from_slice(&id.to_le_bytes())
+    }
+    pub fn gate(&self) -> Arc<Gate> {
+        self.gate.clone()
     }
     pub fn entries(&self) -> Vec<u64> {
         self.book.lock().entries.clone()
@@ -46,7 +81,7 @@ impl StateMachine for Ledger {
         self.book.lock().applied
     }
     fn freeze(&self) -> Box<dyn Frozen> {
-        Box::new(self.book.lock().clone())
+        Box::new(Copy(self.book.lock().clone(), self.gate.clone()))
     }
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
         let mut bytes = Vec::new();
@@ -57,8 +92,9 @@ impl StateMachine for Ledger {
     }
 }
 
-impl Frozen for Book {
+impl Frozen for Copy {
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
-        self.entries.iter().try_for_each(|id| out.write_all(&id.to_le_bytes()))
+        self.1.pass();
+        self.0.entries.iter().try_for_each(|id| out.write_all(&id.to_le_bytes()))
     }
 }

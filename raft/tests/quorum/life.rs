@@ -134,6 +134,33 @@ async fn a_purged_follower_returns_by_snapshot() {
     quorum.converge(last).await;
 }
 
+/// A compaction whose caller is gone leaves a snapshot in the making; the next one, which needs a later snapshot, is not
+/// taken by openraft meanwhile. (Tried with one request and an unbounded wait: it waits for ever.)
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compaction_after_a_cancelled_one_gets_its_own_snapshot() {
+    let mut quorum = Quorum::new(1, |_| {}).await;
+    let node = quorum.start(1).await.unwrap();
+    quorum.put(0).await;
+    let gate = node.machine().gate();
+    gate.close();
+    let (first, cancelled) = (node.clone(), node.clone());
+    let cancelled = tokio::spawn(async move { cancelled.compact().await });
+    until("the first snapshot is being written", || {
+        (gate.begun.load(std::sync::atomic::Ordering::Acquire) == 1).then_some(())
+    })
+    .await;
+    cancelled.abort();
+    assert!(cancelled.await.unwrap_err().is_cancelled());
+
+    let last = quorum.put(1).await;
+    let second = tokio::spawn(async move { first.compact().await });
+    // Long enough for its request to arrive while the first snapshot is still being written.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    gate.open();
+    let covered = tokio::time::timeout(LIMIT, second).await.expect("it waits for a snapshot that nobody writes");
+    assert!(covered.unwrap().unwrap() >= last);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn leadership_is_handed_over_and_back() {
     let quorum = Quorum::started(|_| {}).await;

@@ -60,7 +60,8 @@ async fn two_wiped_members_found_no_second_cluster() {
     assert_eq!(survivor.status().fatal, None);
 }
 
-/// A member of one cluster whose directory is started with the member list of another.
+/// A member of one cluster whose directory is started with the member list of another. (Tried without the question where
+/// it belongs: it stands by for ever.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_another_cluster_is_refused() {
     let mut ours = Quorum::started(|_| {}).await;
@@ -87,10 +88,42 @@ async fn a_member_of_another_cluster_is_refused() {
     for id in 10..30 {
         ours.put(id).await;
     }
+    // A majority of those it was started with is another cluster: it ends, and says why.
+    let fatal = tokio::time::timeout(LIMIT, stranger.fatal()).await.expect("it stands by among strangers for ever");
+    let (own, other) = (stranger.identity().cluster, leader.identity().cluster);
+    assert!(matches!(fatal, tidepool_raft::FatalError::WrongCluster(_)), "{fatal}");
+    for fact in ["WRONG_CLUSTER", &own.to_string(), &other.to_string(), "data directory"] {
+        assert!(fatal.to_string().contains(fact), "'{fatal}' does not say {fact}");
+    }
     // It may have been killed before it applied its own cluster's entry; it must hold nothing of ours.
     assert!(stranger.machine().entries().iter().all(|&id| id == 2), "{:?}", stranger.machine().entries());
     let (now, now_in) = ours.leader().await;
     assert_eq!((now.node_id(), now_in), (leader.node_id(), term), "a stranger's votes moved the leadership");
+}
+
+/// One stranger on a member's address, the third member away: nobody's life ends. With the third back, the two that belong
+/// together go on and the stranger ends. (Tried with one stranger counted as enough: the member ends.)
+#[tokio::test(flavor = "multi_thread")]
+async fn one_stranger_on_a_members_address_ends_nobody() {
+    let mut ours = Quorum::started(|_| {}).await;
+    let mut theirs = Quorum::started(|_| {}).await;
+    let last = ours.put(1).await;
+    ours.converge(last).await;
+    for id in 1..=3 {
+        ours.kill(id).await;
+        theirs.kill(id).await;
+    }
+    theirs.members = ours.members.clone();
+    let stranger = theirs.restart(1).await;
+    let member = ours.restart(2).await;
+    // Several rounds of questions long.
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    assert_eq!((member.status().fatal, stranger.status().fatal), (None, None));
+    ours.restart(3).await;
+    ours.put(2).await;
+    let fatal = tokio::time::timeout(LIMIT, stranger.fatal()).await.expect("the stranger is outnumbered");
+    assert!(matches!(fatal, tidepool_raft::FatalError::WrongCluster(_)), "{fatal}");
+    assert_eq!(member.status().fatal, None);
 }
 
 fn identity_of(node: &tidepool_raft::Node<crate::ledger::Ledger>) -> v1::Identity {

@@ -9,6 +9,7 @@ use openraft::testing::log::{StoreBuilder, Suite};
 use openraft::{OptionalSend, StorageError};
 
 use super::*;
+use crate::types::Config;
 use crate::types::{CommittedLeaderId, Member, NodeId, SnapshotMeta, StoredMembership};
 
 /// The least a state machine can be: the suite tests the log, and asks for one.

@@ -115,6 +115,58 @@ fn two_wiped_members_of_three_are_refused_and_the_survivor_is_unharmed() {
     }
 }
 
+/// A machine that missed the founding of a second cluster on the others' machines: among a majority of strangers it
+/// ends, naming both clusters; with one of them away it stays. (Tried with one stranger counted as enough: it ends.)
+async fn a_member_among_strangers(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let cluster = cluster(seed, &dir, |_| {});
+    start_all(&cluster).await?;
+    let last = put(&cluster, 1).await?;
+    converge(&cluster, last).await?;
+    let misplaced = seed % 3 + 1;
+    let first = cluster.node(misplaced).ok_or("no node")?.identity().cluster;
+    let mut old = None;
+    for id in cluster.ids() {
+        let data = cluster.exchange(id, None).await.map_err(text)?;
+        if id == misplaced {
+            old = Some(data);
+        }
+    }
+    start_all(&cluster).await?;
+    let second = cluster.node(misplaced).ok_or("no node")?.identity().cluster;
+    put(&cluster, 2).await?;
+    cluster.exchange(misplaced, old).await.map_err(text)?;
+
+    let away = (misplaced % 3) + 1;
+    let pending = cluster.disk(away).map_or(0, |disk| disk.pending());
+    cluster.kill(away, pending, false).await;
+    let node = start(&cluster, misplaced).await?;
+    pause(5_000).await;
+    if let Some(fatal) = node.status().fatal {
+        return Err(format!("one stranger ended a member: {fatal}"));
+    }
+    start(&cluster, away).await?;
+    match SimRuntime::timeout(Duration::from_secs(20), node.fatal()).await {
+        Ok(fatal @ crate::failure::FatalError::WrongCluster(_)) => {
+            let told = fatal.to_string();
+            if !told.contains(&first.to_string()) || !told.contains(&second.to_string()) {
+                return Err(format!("it does not name both clusters: {told}"));
+            }
+        }
+        Ok(other) => return Err(format!("another cause: {other}")),
+        Err(_) => return Err("it stands by among strangers for ever".to_owned()),
+    }
+    put(&cluster, 3).await.map(drop)
+}
+
+#[test]
+fn a_member_ends_among_a_majority_of_strangers_and_not_before() {
+    for seed in seeds(6) {
+        run("a_member_ends_among_a_majority_of_strangers_and_not_before", seed, |dir| {
+            a_member_among_strangers(seed, dir)
+        });
+    }
+}
+
 /// A directory whose log vanished must not vote, although its identity is there.
 async fn lost_log_is_refused(dir: PathBuf) -> Result<(), String> {
     let cluster = cluster(7, &dir, |_| {});
