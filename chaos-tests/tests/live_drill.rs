@@ -5,7 +5,8 @@ mod rig;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use rig::{Pool, WITHIN, expect_all, keys, pool, put_all};
+use rig::{Pool, WITHIN, expect_all, keys, pool, put_all, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tidepool_chaos_tests::cluster::{Cluster, POLL_EVERY};
 
@@ -68,7 +69,7 @@ fn judge(summary: &Value, fault: &str) {
     assert!(summary["acknowledged"].as_u64().is_some_and(|puts| puts > 100), "{summary}");
 }
 
-/// Others' objects as they were, and not one key of the drill's left. Fails when the drill does not tidy up: tried.
+/// Others' objects as they were, and not one key of the drill's left.
 async fn expect_untouched(pool: &Pool, others: &[String]) {
     expect_all(&pool.client, others, OBJECT_BYTES).await;
     let page = pool.client.list(b"", 1000, b"", Some(WITHIN)).await.unwrap();
@@ -115,5 +116,28 @@ async fn a_live_quorum_is_drilled_by_handing_over() {
     judge(&last_line(&drill(&mut pool, &["--yes", "--fault", "transfer"]).await), "transfer");
     let after = pool.cluster.leader_status(WITHIN).await.unwrap();
     assert!(after.term > before.term, "leadership moved");
+    expect_untouched(&pool, &others).await;
+}
+
+/// Ctrl-C in the middle of a round. Fails when the drill is killed instead, and cannot tidy up: tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_drill_removes_its_keys() {
+    let pool = pool(|_| {}).await;
+    let others = keys("others", 20);
+    put_all(&pool.client, &others, OBJECT_BYTES, 1).await;
+    let mut command = tokio::process::Command::new(rig::binary());
+    command.args(["drill", "kill-leader", "--yes", "--fault", "transfer", "--rounds", "1000"]);
+    command.args(["--masters", &pool.cluster.masters_text()]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let mut drill = command.spawn().unwrap();
+    wait_for("objects of the drill", async || {
+        let page = pool.client.list(b"tidepool-drill/", 1000, b"", Some(WITHIN)).await.ok()?;
+        (page.objects.len() > 50).then_some(())
+    })
+    .await;
+    let pid = Pid::from_raw(drill.id().unwrap() as i32).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let status = tokio::time::timeout(WITHIN, drill.wait()).await.expect("an interrupted drill ends").unwrap();
+    assert_eq!(status.code(), Some(1), "{status}");
     expect_untouched(&pool, &others).await;
 }

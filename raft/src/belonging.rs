@@ -10,17 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use openraft::async_runtime::AsyncRuntime;
-use tidepool_proto::{ClusterId, NodeId, v1};
+use tidepool_proto::{ClusterId, NodeId};
 
 use crate::host::Host;
 use crate::identity::{IdentityStore, wire_cluster};
-use crate::network::{LinkError, Network};
+use crate::network::Network;
 use crate::options::{Member, Options};
+use crate::roll_call::roll_call;
 
 /// Pause between two rounds of questions, while neither majority is there.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long one member is waited for in a round.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a round of answers says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,19 +85,7 @@ impl<C: Host, N: Network> Belonging<C, N> {
 
     /// The clusters of the other members that answer, hold data and are who the list says.
     async fn ask(&self) -> Vec<(Member, ClusterId)> {
-        let others = self.members.iter().filter(|member| member.node_id != self.node_id);
-        let answers = futures::future::join_all(others.map(|member| async move {
-            let request = v1::HandshakeRequest {
-                identity: Some(self.identity.to_wire()),
-                target_node_id: member.node_id.0,
-                store_uuid: self.identity.store_uuid(),
-            };
-            let address = member.address.to_string();
-            let asking = self.network.handshake(&address, request, ANSWER_LIMIT);
-            let answer = C::AsyncRuntime::timeout(ANSWER_LIMIT * 2, asking).await;
-            (member, answer.unwrap_or(Err(LinkError::Timeout(ANSWER_LIMIT))))
-        }))
-        .await;
+        let answers = roll_call::<C, N>(&self.network, &self.identity, self.node_id, &self.members).await;
         answers
             .into_iter()
             .filter_map(|(member, answer)| {

@@ -18,12 +18,11 @@ use crate::log::StoreId;
 use crate::machine::StateMachine;
 use crate::network::{LinkError, Network};
 use crate::options::{Member, Options};
+use crate::roll_call::{ANSWER_LIMIT, roll_call};
 use crate::types;
 
 /// Pause between two looks at the other members.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
-/// How long one member is waited for in a round.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Rounds between two lines in the log about what is waited for.
 const ROUNDS_PER_WARNING: u32 = 50;
 
@@ -113,19 +112,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
 
     /// Asks every other initial member who it is.
     async fn look_around(&self) -> Result<(Vec<Seen>, Vec<String>), Error> {
-        let others = self.options.members.iter().filter(|m| m.node_id != self.options.node_id);
-        let answers = futures::future::join_all(others.map(|member| async move {
-            let request = v1::HandshakeRequest {
-                identity: Some(self.identity.to_wire()),
-                target_node_id: member.node_id.0,
-                store_uuid: self.identity.store_uuid(),
-            };
-            let address = member.address.to_string();
-            let asking = self.network.handshake(&address, request, ANSWER_LIMIT);
-            let answer = C::AsyncRuntime::timeout(ANSWER_LIMIT * 2, asking).await;
-            (member, answer.unwrap_or(Err(LinkError::Timeout(ANSWER_LIMIT))))
-        }))
-        .await;
+        let answers = roll_call::<C, N>(self.network, self.identity, self.options.node_id, &self.options.members).await;
         let (mut seen, mut missing) = (Vec::new(), Vec::new());
         for (member, answer) in answers {
             match answer {

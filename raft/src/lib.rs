@@ -34,6 +34,7 @@ mod options;
 mod peer;
 mod propose;
 mod read;
+mod roll_call;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 pub mod snapshot;

@@ -1,0 +1,37 @@
+//! Asks every other member of a list who it is (I4).
+
+use std::time::Duration;
+
+use openraft::async_runtime::AsyncRuntime;
+use tidepool_proto::{NodeId, v1};
+
+use crate::host::Host;
+use crate::identity::IdentityStore;
+use crate::network::{LinkError, Network};
+use crate::options::Member;
+
+/// How long one member is waited for.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// All at once; each answers within [`ANSWER_LIMIT`] or counts as unreachable.
+pub(crate) async fn roll_call<'m, C: Host, N: Network>(
+    network: &N,
+    identity: &IdentityStore,
+    own: NodeId,
+    members: &'m [Member],
+) -> Vec<(&'m Member, Result<v1::HandshakeResponse, LinkError>)> {
+    let others = members.iter().filter(|member| member.node_id != own);
+    let asking = others.map(|member| async move {
+        let request = v1::HandshakeRequest {
+            identity: Some(identity.to_wire()),
+            target_node_id: member.node_id.0,
+            store_uuid: identity.store_uuid(),
+        };
+        let address = member.address.to_string();
+        let asking = network.handshake(&address, request, ANSWER_LIMIT);
+        // The network keeps the limit itself; this is the belt to its braces.
+        let answer = C::AsyncRuntime::timeout(ANSWER_LIMIT * 2, asking).await;
+        (member, answer.unwrap_or(Err(LinkError::Timeout(ANSWER_LIMIT))))
+    });
+    futures::future::join_all(asking).await
+}
