@@ -1,6 +1,9 @@
 //! The book: every page is listed, every link leads somewhere, and what it names exists.
 
+mod binary;
+
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -90,6 +93,86 @@ fn every_page_is_in_the_summary() {
     for page in pages().into_iter().filter(|page| page.file_name().unwrap() != "SUMMARY.md") {
         assert!(listed.contains(&page), "{} is not in docs/SUMMARY.md", page.display());
     }
+}
+
+/// The commands of a page's shell blocks, without comments and continuations, one a row; blocks one by one.
+fn shell_blocks(text: &str) -> Vec<Vec<String>> {
+    let mut blocks = Vec::new();
+    let mut open: Option<Vec<String>> = None;
+    let mut continues = false;
+    for line in text.lines() {
+        match (&mut open, line.trim()) {
+            (None, "```sh") => open = Some(Vec::new()),
+            (Some(_), "```") => blocks.extend(open.take()),
+            (Some(block), line) => {
+                let command = line.split(" #").next().unwrap_or_default().trim();
+                let (command, more) = command.strip_suffix('\\').map_or((command, false), |part| (part.trim(), true));
+                match block.last_mut() {
+                    Some(last) if continues => last.push_str(&format!(" {command}")),
+                    _ if command.is_empty() || command.starts_with('#') => {}
+                    _ => block.push(command.to_owned()),
+                }
+                continues = more;
+            }
+            (None, _) => {}
+        }
+    }
+    blocks
+}
+
+/// User report 91: the documented build steps failed. The README's steps are the two scripts that CI runs, each of which
+/// installs what it needs first. Fails when the README names another step, or a script forgets the installation (both
+/// tried).
+#[test]
+fn case_091_the_readmes_steps_are_what_ci_runs() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let steps = shell_blocks(&read("README.md")).remove(0);
+    assert_eq!(steps, ["./scripts/demo", "./scripts/test"]);
+    for script in ["scripts/demo", "scripts/test", "scripts/setup", ".ci/run"] {
+        let mode = std::fs::metadata(root().join(script)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o111, 0o111, "{script} is not executable");
+    }
+    let calls = |script: &str, other: &str| {
+        let text = read(script);
+        text.lines().any(|line| !line.starts_with('#') && line.split([' ', ';']).any(|word| word == other))
+    };
+    for script in ["scripts/demo", "scripts/test"] {
+        assert!(calls(script, "scripts/setup"), "{script} does not install what it needs: it must call scripts/setup");
+    }
+    assert!(calls(".ci/run", "scripts/test"), ".ci/run does not run what the README says");
+    assert!(calls("scripts/test", "scripts/demo"), "scripts/test does not run the demo");
+}
+
+/// Every command line that the README and the book show names a command and flags that exist. (Tried with `--ram`: fails.)
+#[test]
+fn case_091_every_command_the_book_shows_exists() {
+    let mut seen = 0;
+    for page in pages().into_iter().chain([root().join("README.md")]) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for line in shell_blocks(&text).concat() {
+            for command in line.split("&&").flat_map(|part| part.split('|')).map(str::trim) {
+                let words: Vec<&str> = command.split_whitespace().collect();
+                match words.first() {
+                    Some(&"tidepool") => {}
+                    Some(first) if first.starts_with("./") => {
+                        assert!(root().join(first).exists(), "{}: {first} does not exist", page.display());
+                        continue;
+                    }
+                    _ => continue,
+                }
+                let nested = matches!(words.get(1), Some(&("drill" | "config")));
+                let names = if nested { &words[1..3] } else { &words[1..2] };
+                let help = binary::expect(&[names, &["--help"]].concat());
+                // What stands in quotes is another program's.
+                let own: String = command.split('\'').step_by(2).collect();
+                for flag in own.split_whitespace().filter(|word| word.starts_with("--")) {
+                    assert!(help.contains(flag), "{}: '{command}': {names:?} has no {flag}", page.display());
+                }
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} commands were found");
 }
 
 /// A roadmap that names a test names one that exists.

@@ -103,21 +103,9 @@ pub fn host_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
-    use crate::config::layers::FlagValue;
-    use crate::config::setting::Unit;
 
     fn with(flags: &[(&str, &str)]) -> anyhow::Result<DatanodeOptions> {
-        let flags = flags
-            .iter()
-            .map(|(path, text)| FlagValue {
-                path: (*path).into(),
-                flag: (*path).into(),
-                unit: Unit::Own,
-                text: (*text).into(),
-            })
-            .collect();
-        options(&Layers { flags, ..Layers::default() }.resolve()?)
+        options(&Config::of_flags(flags)?)
     }
 
     /// User report 11: a datanode told other hosts to dial 127.0.0.1. Fails without check_advertisable.

@@ -173,21 +173,9 @@ pub fn free_port(host: &str) -> anyhow::Result<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layers;
-    use crate::config::layers::FlagValue;
-    use crate::config::setting::Unit;
 
     fn with(flags: &[(&str, &str)]) -> anyhow::Result<MasterOptions> {
-        let flags = flags
-            .iter()
-            .map(|(path, text)| FlagValue {
-                path: (*path).into(),
-                flag: (*path).into(),
-                unit: Unit::Own,
-                text: (*text).into(),
-            })
-            .collect();
-        options(&Layers { flags, ..Layers::default() }.resolve()?)
+        options(&Config::of_flags(flags)?)
     }
 
     #[test]

@@ -70,6 +70,24 @@ pub struct FlagValue {
     pub text: String,
 }
 
+#[cfg(test)]
+impl FlagValue {
+    /// `--setting-name text`.
+    pub fn own(path: &str, text: &str) -> FlagValue {
+        let name = path.rsplit('.').next().unwrap_or(path);
+        FlagValue { path: path.into(), flag: name.replace('_', "-"), unit: Unit::Own, text: text.into() }
+    }
+}
+
+#[cfg(test)]
+impl Config {
+    /// Nothing but these flags.
+    pub fn of_flags(flags: &[(&str, &str)]) -> anyhow::Result<Config> {
+        let flags = flags.iter().map(|(path, text)| FlagValue::own(path, text)).collect();
+        Layers { flags, ..Layers::default() }.resolve()
+    }
+}
+
 /// The resolved configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -309,15 +327,6 @@ mod tests {
         (dir, path)
     }
 
-    fn flag(path: &str, text: &str) -> FlagValue {
-        FlagValue {
-            path: path.into(),
-            flag: path.rsplit('.').next().unwrap().replace('_', "-"),
-            unit: Unit::Own,
-            text: text.into(),
-        }
-    }
-
     fn environment(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
     }
@@ -345,7 +354,7 @@ mod tests {
         assert_eq!(config.addresses("masters")[0].to_string(), "c:9");
         assert_eq!(config.value("masters").origin.to_string(), "environment MOONCAKE_MASTER");
 
-        layers.flags = vec![flag("deadline", "3s")];
+        layers.flags = vec![FlagValue::own("deadline", "3s")];
         let config = layers.resolve().unwrap();
         assert_eq!(config.duration("deadline"), Duration::from_secs(3));
         assert_eq!(config.value("deadline").origin.to_string(), "flag --deadline");
@@ -386,7 +395,7 @@ mod tests {
         let (_dir, path) = file("deadline = 5");
         let error = Layers { file: Some(path), ..Layers::default() }.resolve().unwrap_err().to_string();
         assert!(error.contains("deadline = '5' (file ") && error.contains("with its unit"), "{error}");
-        let layers = Layers { flags: vec![flag("master.election", "fast")], ..Layers::default() };
+        let layers = Layers { flags: vec![FlagValue::own("master.election", "fast")], ..Layers::default() };
         let error = layers.resolve().unwrap_err().to_string();
         assert!(error.contains("flag --election") && error.contains("lan, default, wan"), "{error}");
         let (_dir, path) = file("deadline = 1.5");
