@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hashbrown::HashMap;
 use tidepool_proto::clock::BootInstant;
+use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::{ClusterId, Error, ErrorCode, v1};
 
 use crate::landing::{Delivered, Destination, Expected};
@@ -19,10 +20,10 @@ pub(crate) struct Fetch {
     /// None while it is lent out, and for good when it could not be had back.
     pub(crate) destination: Option<Destination>,
     pub(crate) located: Option<Located>,
-    /// Replicas that were tried since the last locate.
-    pub(crate) tried: Vec<u64>,
-    /// The replica to read next.
-    pub(crate) chosen: Option<v1::Replica>,
+    /// Replicas that were tried since the last locate: a bit for each of `located.replicas`.
+    tried: u64,
+    /// Which of `located.replicas` to read next.
+    chosen: Option<usize>,
     /// The last failure.
     pub(crate) failure: Option<Error>,
     /// How long the last failed attempt took.
@@ -46,10 +47,33 @@ impl Fetch {
             key,
             destination: Some(destination),
             located: None,
-            tried: Vec::new(),
+            tried: 0,
             chosen: None,
             failure: None,
             took: Duration::ZERO,
+        }
+    }
+
+    /// The directory has answered.
+    pub(crate) fn locate(&mut self, located: Located) {
+        (self.located, self.tried, self.chosen) = (Some(located), 0, None);
+    }
+
+    /// The replica to read next, or read last.
+    pub(crate) fn chosen(&self) -> Option<&v1::Replica> {
+        self.located.as_ref()?.replicas.get(self.chosen?)
+    }
+
+    /// Where it lands and how long it is, when it can be read: located, with a replica chosen, and the memory here.
+    pub(crate) fn landing(&self) -> Option<(&Destination, u64)> {
+        self.chosen()?;
+        Some((self.destination.as_ref()?, self.located.as_ref()?.expected.length))
+    }
+
+    /// The chosen replica was at a limit: it may be chosen again.
+    pub(crate) fn untry(&mut self) {
+        if let Some(chosen) = self.chosen {
+            self.tried &= !bit(chosen);
         }
     }
 
@@ -64,7 +88,7 @@ impl Fetch {
             .replicas
             .iter()
             .enumerate()
-            .filter(|(_, replica)| !self.tried.contains(&replica.replica_id))
+            .filter(|(i, _)| self.tried & bit(*i) == 0)
             .filter_map(|(i, replica)| Some((i, replica, located.nodes.get(&replica.node_id)?)))
             .filter(|(_, replica, _)| !suspects.contains(replica.node_id))
             .min_by_key(|(i, replica, node)| {
@@ -72,10 +96,8 @@ impl Fetch {
                 let in_memory = replica.kind() == v1::ReplicaKind::Memory;
                 (!in_memory, !near, (*i as u64).wrapping_add(spread) % count)
             })
-            .map(|(_, replica, _)| replica.clone());
-        if let Some(replica) = &best {
-            self.tried.push(replica.replica_id);
-        }
+            .map(|(i, _, _)| i);
+        self.tried |= best.map_or(0, bit);
         self.chosen = best;
         self.chosen.is_some()
     }
@@ -83,7 +105,8 @@ impl Fetch {
     /// Whether there is another copy to turn to if the chosen one keeps us waiting.
     pub(crate) fn has_alternative(&self, suspects: &Suspects) -> bool {
         self.located.as_ref().is_some_and(|located| {
-            located.replicas.iter().any(|r| !self.tried.contains(&r.replica_id) && !suspects.contains(r.node_id))
+            let untried = located.replicas.iter().enumerate().filter(|(i, _)| self.tried & bit(*i) == 0);
+            untried.into_iter().any(|(_, replica)| !suspects.contains(replica.node_id))
         })
     }
 
@@ -149,4 +172,10 @@ impl Fetch {
     pub(crate) fn shown_key(&self) -> String {
         String::from_utf8_lossy(&self.key[..self.key.len().min(256)]).into_owned()
     }
+}
+
+/// Objects have far fewer replicas than bits; a master that names more has the others left alone.
+fn bit(replica: usize) -> u64 {
+    const { assert!(REPLICAS_PER_OBJECT_MAX < 63) };
+    1 << replica.min(63)
 }

@@ -168,7 +168,7 @@ impl Getter {
             if !lease.is_zero() {
                 held.add(object.object_id);
             }
-            fetch.located = Some(Located {
+            fetch.locate(Located {
                 expected: Expected {
                     history: answer.leader.history,
                     object: ObjectId(object.object_id),
@@ -180,7 +180,6 @@ impl Getter {
                 nodes: nodes.clone(),
                 lease_ends: (!lease.is_zero()).then(|| answer.sent.after(holder_share(lease))),
             });
-            fetch.tried.clear();
             readable.push(fetch);
         }
         (readable, refused)
@@ -271,7 +270,7 @@ fn busy_again(fetches: &mut [Fetch], before: u32) -> Option<u32> {
     };
     let busy = fetches.iter_mut().filter(is_busy);
     busy.map(|fetch| {
-        fetch.tried.pop();
+        fetch.untry();
         fetch.failure.as_ref().map_or(0, Error::retry_after_ms)
     })
     .max()

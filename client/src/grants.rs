@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tidepool_proto::v1::{self, client_request};
 
@@ -19,7 +18,20 @@ pub(crate) struct OpenGrants {
     caller: Arc<Caller>,
     /// The session that started the puts.
     session_id: u64,
-    open: Mutex<Vec<v1::PutEndItem>>,
+    /// By slot, as they were added; None once ended or revoked.
+    open: Mutex<Vec<Option<v1::PutEndItem>>>,
+}
+
+/// One grant among those of its PutStart.
+pub(crate) type Slot = usize;
+
+/// What a datanode said of one replica.
+pub(crate) struct Learned {
+    pub(crate) slot: Slot,
+    /// Which of the grant's replicas.
+    pub(crate) replica: usize,
+    pub(crate) outcome: v1::ReplicaOutcome,
+    pub(crate) proof: Bytes,
 }
 
 impl OpenGrants {
@@ -32,36 +44,47 @@ impl OpenGrants {
     }
 
     /// A grant was given. Until told otherwise nobody knows what its datanodes hold (unclean, W5).
-    pub(crate) fn add(&mut self, key: &Bytes, object_id: u64, replicas: &[v1::Replica]) {
+    pub(crate) fn add(&mut self, key: &Bytes, object_id: u64, replicas: &[v1::Replica]) -> Slot {
         let unknown = |replica: &v1::Replica| v1::ReplicaStatus {
             replica_id: replica.replica_id,
             outcome: v1::ReplicaOutcome::Unknown as i32,
             proof: Bytes::new(),
         };
-        self.open.get_mut().push(v1::PutEndItem {
-            key: key.clone(),
-            object_id,
-            replicas: replicas.iter().map(unknown).collect(),
-        });
+        let replicas = replicas.iter().map(unknown).collect();
+        let open = self.open.get_mut();
+        open.push(Some(v1::PutEndItem { key: key.clone(), object_id, replicas }));
+        open.len() - 1
     }
 
-    /// What its datanodes said, for a revoke to come.
-    pub(crate) fn learned(&self, object_id: u64, replicas: &[v1::ReplicaStatus]) {
-        if let Some(item) = self.open.lock().iter_mut().find(|item| item.object_id == object_id) {
-            item.replicas = replicas.to_vec();
+    /// What datanodes said, for the end or the revoke to come.
+    pub(crate) fn learn(&self, all: impl Iterator<Item = Learned>) {
+        let mut open = self.open.lock();
+        for Learned { slot, replica, outcome, proof } in all {
+            let item = open.get_mut(slot).and_then(Option::as_mut);
+            if let Some(status) = item.and_then(|item| item.replicas.get_mut(replica)) {
+                (status.outcome, status.proof) = (outcome as i32, proof);
+            }
         }
     }
 
+    /// These as a PutEnd or PutRevoke names them.
+    pub(crate) fn items(&self, slots: impl Iterator<Item = Slot>) -> Vec<v1::PutEndItem> {
+        let open = self.open.lock();
+        slots.filter_map(|slot| open.get(slot).cloned().flatten()).collect()
+    }
+
     /// These were ended or revoked.
-    pub(crate) fn settled(&self, object_ids: impl Iterator<Item = u64>) {
-        let object_ids: HashSet<u64> = object_ids.collect();
-        self.open.lock().retain(|item| !object_ids.contains(&item.object_id));
+    pub(crate) fn settled(&self, slots: impl Iterator<Item = Slot>) {
+        let mut open = self.open.lock();
+        for slot in slots {
+            open[slot] = None;
+        }
     }
 }
 
 impl Drop for OpenGrants {
     fn drop(&mut self) {
-        let items = std::mem::take(self.open.get_mut());
+        let items: Vec<v1::PutEndItem> = std::mem::take(self.open.get_mut()).into_iter().flatten().collect();
         if items.is_empty() {
             return;
         }

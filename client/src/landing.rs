@@ -1,5 +1,7 @@
 //! Where a read lands, and the check that makes it a result: header, id, key hash, table, every block (I2, R1).
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use tidepool_proto::object::{self, KeyHash};
 use tidepool_proto::{Error, ErrorCode, History, ObjectId};
@@ -42,10 +44,43 @@ pub(crate) struct Landing {
 enum Memory {
     /// Prefix and payload in one allocation.
     Owned(Buffer),
-    Caller {
-        scratch: Buffer,
-        loans: Vec<Loan>,
-    },
+    /// The prefix is in a [`Scratch`].
+    Caller { prefix: Range<usize>, loans: Vec<Loan> },
+}
+
+/// Where the prefixes of a batch land whose payloads go into the callers' memory: one piece for all.
+pub(crate) struct Scratch {
+    buffer: Buffer,
+    parts: std::vec::IntoIter<LocalMut>,
+    at: usize,
+}
+
+impl Scratch {
+    /// Room for the prefixes of these, in this order.
+    pub(crate) fn for_all<'a>(fetches: impl Iterator<Item = (&'a Destination, u64)>) -> Scratch {
+        let room = |(destination, length): (&Destination, u64)| match destination {
+            Destination::Caller(_) if length <= object::OBJECT_BYTES_MAX => object::prefix_bytes(length) as usize,
+            _ => 0,
+        };
+        let lengths: Vec<usize> = fetches.map(room).collect();
+        let lent = Buffer::lend(vec![0; lengths.iter().sum()], &lengths);
+        let (buffer, parts) = lent.expect("the parts add up to the allocation");
+        Scratch { buffer, parts: parts.into_iter(), at: 0 }
+    }
+
+    /// The part of the next one.
+    fn next(&mut self) -> (Range<usize>, LocalMut) {
+        let part = self.parts.next().expect("a part was made for each");
+        let start = self.at;
+        self.at += part.len();
+        (start..self.at, part)
+    }
+
+    /// All prefixes, once the engine has let go of them.
+    pub(crate) fn take(self) -> Result<Vec<u8>, Error> {
+        drop(self.parts);
+        self.buffer.take().map_err(|_| still_lent())
+    }
 }
 
 impl Landing {
@@ -53,7 +88,9 @@ impl Landing {
     pub(crate) fn prepare(
         destination: Destination,
         expected: Expected,
+        scratch: &mut Scratch,
     ) -> Result<(Landing, Vec<LocalMut>), (Destination, Error)> {
+        let (prefix, prefix_part) = scratch.next();
         let length = expected.length;
         let too_large = |what: String| Error::new(ErrorCode::InvalidParams, what);
         let (Ok(prefix_bytes), Ok(payload_bytes)) =
@@ -80,8 +117,8 @@ impl Landing {
                     let what = format!("the object has {length} bytes, the caller's memory {room}");
                     return Err((Destination::Caller(memory), Error::new(ErrorCode::BufferTooSmall, what)));
                 }
-                let (scratch, prefix) = Buffer::zeroed(prefix_bytes);
-                let mut parts = vec![prefix];
+                let mut parts = Vec::with_capacity(1 + memory.len());
+                parts.push(prefix_part);
                 let mut rest = payload_bytes;
                 let mut loans = Vec::with_capacity(memory.len());
                 for whole in memory {
@@ -93,7 +130,7 @@ impl Landing {
                         parts.push(part);
                     }
                 }
-                Ok((Landing { expected, memory: Memory::Caller { scratch, loans } }, parts))
+                Ok((Landing { expected, memory: Memory::Caller { prefix, loans } }, parts))
             }
         }
     }
@@ -106,8 +143,8 @@ impl Landing {
         }
     }
 
-    /// Takes the memory back and believes nothing in it that does not verify.
-    pub(crate) fn verify(self, wanted: &Wanted) -> Result<Delivered, (Option<Destination>, Error)> {
+    /// Takes the memory back and believes nothing in it that does not verify. `prefixes` is what the scratch gave back.
+    pub(crate) fn verify(self, prefixes: &[u8], wanted: &Wanted) -> Result<Delivered, (Option<Destination>, Error)> {
         let expected = self.expected;
         match self.memory {
             Memory::Owned(buffer) => {
@@ -117,21 +154,18 @@ impl Landing {
                 checked.map_err(|error| (Some(Destination::Allocate), error))?;
                 Ok(Delivered::Bytes(Bytes::from(bytes).slice(at..)))
             }
-            Memory::Caller { scratch, loans } => {
+            Memory::Caller { prefix, loans } => {
                 let memory = take_all(loans).map_err(|error| (None, error))?;
-                let checked = scratch.take().map_err(|_| still_lent()).and_then(|prefix| {
-                    let mut rest = expected.length as usize;
-                    let parts: Vec<&[u8]> = memory
-                        .iter()
-                        .map(|part| {
-                            let bytes = &part.as_slice()[..rest.min(part.len())];
-                            rest -= bytes.len();
-                            bytes
-                        })
-                        .collect();
-                    expected.check(&prefix, &parts, wanted)
-                });
-                match checked {
+                let mut rest = expected.length as usize;
+                let parts: Vec<&[u8]> = memory
+                    .iter()
+                    .map(|part| {
+                        let bytes = &part.as_slice()[..rest.min(part.len())];
+                        rest -= bytes.len();
+                        bytes
+                    })
+                    .collect();
+                match expected.check(&prefixes[prefix], &parts, wanted) {
                     Ok(()) => Ok(Delivered::Filled(expected.length)),
                     Err(error) => Err((Some(Destination::Caller(memory)), error)),
                 }
@@ -183,6 +217,19 @@ mod tests {
         bytes
     }
 
+    fn prepare(
+        destination: Destination,
+        expected: Expected,
+    ) -> Result<(Landing, Vec<LocalMut>, Scratch), (Destination, Error)> {
+        let mut scratch = Scratch::for_all([(&destination, expected.length)].into_iter());
+        Landing::prepare(destination, expected, &mut scratch).map(|(landing, parts)| (landing, parts, scratch))
+    }
+
+    fn verify(landing: Landing, scratch: Scratch) -> Result<Delivered, (Option<Destination>, Error)> {
+        let prefixes = scratch.take().unwrap();
+        landing.verify(&prefixes, &wanted())
+    }
+
     fn fill(mut parts: Vec<LocalMut>, bytes: &[u8]) {
         let mut at = 0;
         for part in &mut parts {
@@ -201,15 +248,15 @@ mod tests {
     #[test]
     fn scattered_and_whole_landings_deliver_the_payload() {
         let payload: Vec<u8> = (0..150_001u32).map(|i| (i % 251) as u8).collect();
-        let (landing, parts) = Landing::prepare(Destination::Allocate, expected(&payload)).unwrap();
+        let (landing, parts, scratch) = prepare(Destination::Allocate, expected(&payload)).unwrap();
         fill(parts, &stored(&payload));
-        let Delivered::Bytes(bytes) = landing.verify(&wanted()).unwrap() else { panic!("owned memory was asked for") };
+        let Delivered::Bytes(bytes) = verify(landing, scratch).unwrap() else { panic!("owned memory was asked for") };
         assert_eq!(bytes, payload);
 
         let (buffer, destination) = caller_memory(&[1, 0, 70_000, 100_000]);
-        let (landing, parts) = Landing::prepare(destination, expected(&payload)).unwrap();
+        let (landing, parts, scratch) = prepare(destination, expected(&payload)).unwrap();
         fill(parts, &stored(&payload));
-        assert!(matches!(landing.verify(&wanted()).unwrap(), Delivered::Filled(150_001)));
+        assert!(matches!(verify(landing, scratch).unwrap(), Delivered::Filled(150_001)));
         let bytes = buffer.take().unwrap();
         assert_eq!(&bytes[..150_001], &payload[..]);
         assert!(bytes[150_001..].iter().all(|&b| b == 0xee), "memory beyond the object was touched");
@@ -221,27 +268,31 @@ mod tests {
         let mut wrong = stored(&payload);
         *wrong.last_mut().unwrap() ^= 1;
         let (_buffer, destination) = caller_memory(&[400, 600]);
-        let (landing, parts) = Landing::prepare(destination, expected(&payload)).unwrap();
+        let (landing, parts, scratch) = prepare(destination, expected(&payload)).unwrap();
         fill(parts, &wrong);
-        let (destination, error) = landing.verify(&wanted()).unwrap_err();
+        let (destination, error) = verify(landing, scratch).unwrap_err();
         assert_eq!(error.code(), ErrorCode::ChecksumMismatch);
-        let (landing, parts) = Landing::prepare(destination.unwrap(), expected(&payload)).unwrap();
+        let (landing, parts, scratch) = prepare(destination.unwrap(), expected(&payload)).unwrap();
         fill(parts, &stored(&payload));
-        landing.verify(&wanted()).unwrap();
+        verify(landing, scratch).unwrap();
     }
 
     #[test]
     fn memory_that_is_too_small_is_refused_and_given_back() {
         let (_buffer, destination) = caller_memory(&[10, 9]);
-        let (destination, error) = Landing::prepare(destination, expected(&[0; 20])).err().unwrap();
+        let (destination, error) = prepare(destination, expected(&[0; 20])).err().unwrap();
         assert_eq!(error.code(), ErrorCode::BufferTooSmall);
         assert!(matches!(destination, Destination::Caller(parts) if parts.len() == 2));
     }
 
     #[test]
     fn memory_that_is_still_lent_is_not_read() {
-        let (landing, parts) = Landing::prepare(Destination::Allocate, expected(&[0; 20])).unwrap();
-        assert_eq!(landing.verify(&wanted()).unwrap_err().1.code(), ErrorCode::Internal);
+        let (landing, parts, scratch) = prepare(Destination::Allocate, expected(&[0; 20])).unwrap();
+        assert_eq!(verify(landing, scratch).unwrap_err().1.code(), ErrorCode::Internal);
+        drop(parts);
+        let (_buffer, destination) = caller_memory(&[20]);
+        let (_landing, parts, scratch) = prepare(destination, expected(&[0; 20])).unwrap();
+        assert_eq!(scratch.take().unwrap_err().code(), ErrorCode::Internal);
         drop(parts);
     }
 }

@@ -110,22 +110,25 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    fn new(position: usize, item: PutItem) -> Pending {
-        Pending { position, length: item.length(), item, token: new_token(), failure: None }
+    fn new(position: usize, item: PutItem, token: Bytes) -> Pending {
+        Pending { position, length: item.length(), item, token, failure: None }
     }
 
     /// Another try from the start: the grant of the first is gone.
     pub(crate) fn again(mut self, failure: Error) -> Pending {
-        self.token = new_token();
+        self.token = new_tokens(1);
         self.failure = Some(failure);
         self
     }
 }
 
-fn new_token() -> Bytes {
-    let mut token = [0u8; 16];
-    rand::rng().fill_bytes(&mut token);
-    Bytes::copy_from_slice(&token)
+const TOKEN_BYTES: usize = 16;
+
+/// So many tokens in one piece of memory, to be split off.
+fn new_tokens(count: usize) -> Bytes {
+    let mut tokens = vec![0u8; count * TOKEN_BYTES];
+    rand::rng().fill_bytes(&mut tokens);
+    Bytes::from(tokens)
 }
 
 /// How many copies, and what if not.
@@ -166,9 +169,10 @@ impl Putter {
         }
         let keys: Vec<Bytes> = items.iter().map(|item| item.key.clone()).collect();
         let mut valid = Vec::with_capacity(items.len());
+        let mut tokens = new_tokens(items.len());
         for (position, item) in items.into_iter().enumerate() {
             match item.check() {
-                Ok(()) => valid.push(Pending::new(position, item)),
+                Ok(()) => valid.push(Pending::new(position, item, tokens.split_to(TOKEN_BYTES))),
                 Err(error) => results[position] = Some(Err(error)),
             }
         }
@@ -230,8 +234,8 @@ impl Putter {
         for (mut item, grant) in pending.into_iter().zip(start.grants) {
             match grant.error {
                 None => {
-                    open.add(&item.item.key, grant.object_id, &grant.replicas);
-                    granted.push(Granted { pending: item, object_id: grant.object_id, replicas: grant.replicas });
+                    let slot = open.add(&item.item.key, grant.object_id, &grant.replicas);
+                    granted.push(Granted { pending: item, slot, object_id: grant.object_id, replicas: grant.replicas });
                 }
                 Some(error) => match ErrorCode::from_u32(error.code) {
                     ErrorCode::ObjectAlreadyExists => {
@@ -313,15 +317,21 @@ impl Putter {
 /// Items in waves without a duplicate key: the second put of a key runs after the first, and has its own outcome
 /// (user report 112).
 fn waves(items: Vec<Pending>) -> Vec<Vec<Pending>> {
-    let mut seen: HashMap<Bytes, usize> = HashMap::with_capacity(items.len());
-    let mut waves: Vec<Vec<Pending>> = Vec::new();
-    for item in items {
-        let count = seen.entry(item.item.key.clone()).or_insert(0);
-        let wave = *count;
-        *count += 1;
-        if waves.len() <= wave {
-            waves.push(Vec::new());
+    let mut of_item = Vec::with_capacity(items.len());
+    {
+        let mut seen: HashMap<&[u8], usize> = HashMap::with_capacity(items.len());
+        for item in &items {
+            let next = seen.entry(&item.item.key[..]).or_insert(0);
+            of_item.push(*next);
+            *next += 1;
         }
+    }
+    let count = of_item.iter().max().map_or(0, |last| last + 1);
+    if count == 1 {
+        return vec![items];
+    }
+    let mut waves: Vec<Vec<Pending>> = (0..count).map(|_| Vec::new()).collect();
+    for (item, wave) in items.into_iter().zip(of_item) {
         waves[wave].push(item);
     }
     waves
@@ -329,6 +339,10 @@ fn waves(items: Vec<Pending>) -> Vec<Vec<Pending>> {
 
 /// Items in messages of bounded size.
 fn chunks(items: Vec<Pending>) -> Vec<Vec<Pending>> {
+    let key_bytes: usize = items.iter().map(|item| item.item.key.len()).sum();
+    if items.len() <= KEYS_PER_REQUEST_MAX && key_bytes <= KEY_BYTES_PER_REQUEST_MAX {
+        return vec![items];
+    }
     let (mut chunks, mut chunk, mut bytes) = (Vec::new(), Vec::new(), 0);
     for item in items {
         let size = item.item.key.len();

@@ -10,7 +10,7 @@ use tidepool_transport::{Engine, ReadAccess, ReadItem};
 
 use crate::deadline::Deadline;
 use crate::fetch::Fetch;
-use crate::landing::{Delivered, Destination, Landing};
+use crate::landing::{Delivered, Destination, Landing, Scratch};
 use crate::metrics::Metrics;
 use crate::plane::{self, Plane, patience};
 use crate::stepped::Wanted;
@@ -63,7 +63,7 @@ impl Reader<'_> {
         let mut open: HashMap<(u64, bool), Batch> = HashMap::new();
         let mut full = Vec::new();
         for mut fetch in fetches {
-            let (Some(located), Some(replica)) = (&fetch.located, &fetch.chosen) else {
+            let (Some(located), Some(replica)) = (&fetch.located, fetch.chosen()) else {
                 fetch.failure = Some(Error::new(ErrorCode::Internal, "a read without a replica"));
                 outcome.broken.push(fetch);
                 continue;
@@ -95,18 +95,24 @@ impl Reader<'_> {
 
     async fn read_batch(&self, batch: Batch, deadline: Deadline) -> RoundOutcome {
         let mut outcome = RoundOutcome::default();
-        let (mut landings, mut items, mut fetches) = (Vec::new(), Vec::new(), Vec::new());
+        let count = batch.fetches.len();
+        let (mut landings, mut items, mut fetches) =
+            (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut scratch = Scratch::for_all(batch.fetches.iter().filter_map(Fetch::landing));
         for mut fetch in batch.fetches {
-            let (Some(located), Some(replica), Some(destination)) =
-                (&fetch.located, fetch.chosen.clone(), fetch.destination.take())
-            else {
+            if fetch.landing().is_none() {
                 fetch.failure = Some(Error::new(ErrorCode::Internal, "a read without memory"));
                 outcome.broken.push(fetch);
                 continue;
+            }
+            let (Some(destination), Some(located), Some(replica)) =
+                (fetch.destination.take(), &fetch.located, fetch.chosen().cloned())
+            else {
+                unreachable!("just looked at");
             };
             let expected = located.expected.clone();
             let (object_id, length) = (expected.object.0, tidepool_proto::object::stored_bytes(expected.length));
-            match Landing::prepare(destination, expected) {
+            match Landing::prepare(destination, expected, &mut scratch) {
                 Ok((landing, into)) => {
                     items.push(ReadItem { access: ReadAccess { object_id, replica, offset: 0, length }, into });
                     landings.push(landing);
@@ -132,7 +138,7 @@ impl Reader<'_> {
         let arrived: Vec<(Landing, Result<(), Error>)> = landings.into_iter().zip(results).collect();
         self.judge_node(&batch.node, &batch.address, &arrived, took);
         let arrivals: Vec<bool> = arrived.iter().map(|(_, result)| result.is_ok()).collect();
-        let verified = verify(arrived, batch.bytes, deadline).await;
+        let verified = verify(arrived, scratch, batch.bytes, deadline).await;
         for ((mut fetch, result), has_arrived) in fetches.into_iter().zip(verified).zip(arrivals) {
             match result {
                 Ok(delivered) => outcome.delivered.push((fetch.position, Ok(delivered))),
@@ -172,11 +178,20 @@ impl Reader<'_> {
 type Verified = Result<Delivered, (Option<Destination>, Error)>;
 
 /// Verifies what arrived; large batches on the blocking pool, so that they hold up no other call.
-async fn verify(arrived: Vec<(Landing, Result<(), Error>)>, bytes: u64, deadline: Deadline) -> Vec<Verified> {
+async fn verify(
+    arrived: Vec<(Landing, Result<(), Error>)>,
+    scratch: Scratch,
+    bytes: u64,
+    deadline: Deadline,
+) -> Vec<Verified> {
     // Dropped with this future: then nobody wants the rest.
     let (wanted, _waiter) = Wanted::until(deadline, "verifying what was read");
+    let prefixes = scratch.take();
     let check = move |(landing, result): (Landing, Result<(), Error>)| match result {
-        Ok(()) => landing.verify(&wanted),
+        Ok(()) => match &prefixes {
+            Ok(prefixes) => landing.verify(prefixes, &wanted),
+            Err(kept) => Err((None, kept.clone())),
+        },
         Err(error) => match landing.abandon() {
             Ok(destination) => Err((Some(destination), error)),
             Err(kept) => Err((None, kept)),

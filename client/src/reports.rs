@@ -22,7 +22,7 @@ pub(crate) struct Reports(Vec<v1::ReadReport>);
 impl Reports {
     /// Notes the failed attempt of `fetch`.
     pub(crate) fn add(&mut self, fetch: &Fetch, in_lease: bool) {
-        let (Some(located), Some(replica), Some(error)) = (&fetch.located, &fetch.chosen, &fetch.failure) else {
+        let (Some(located), Some(replica), Some(error)) = (&fetch.located, fetch.chosen(), &fetch.failure) else {
             return;
         };
         if !in_lease || self.0.len() >= REPORTS_MAX {

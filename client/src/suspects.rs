@@ -3,6 +3,7 @@
 //! The set is this client's own. What it holds is told to the leader with every exist and locate, so that nothing is
 //! reported present that this client could not read (LISTED-IS-READABLE).
 
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,8 @@ const TELLING_WAIT: Duration = Duration::from_millis(20);
 pub(crate) struct Suspects {
     plane: Arc<Plane>,
     metrics: Arc<Metrics>,
+    /// Mirrors the size of the map, so that the usual case, nobody, takes no lock.
+    count: AtomicUsize,
     nodes: Mutex<HashMap<u64, Suspect>>,
 }
 
@@ -41,7 +44,7 @@ struct Suspect {
 
 impl Suspects {
     pub(crate) fn new(plane: Arc<Plane>, metrics: Arc<Metrics>) -> Arc<Suspects> {
-        Arc::new(Suspects { plane, metrics, nodes: Mutex::default() })
+        Arc::new(Suspects { plane, metrics, count: AtomicUsize::new(0), nodes: Mutex::default() })
     }
 
     /// Whether a failure of a transfer that took `took` says that the node cannot be reached.
@@ -55,8 +58,8 @@ impl Suspects {
 
     /// Suspects a node, and probes it in the background until it is well.
     pub(crate) fn suspect(self: &Arc<Self>, node: u64, address: &Address, error: &Error) {
-        static SERIALS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        let serial = SERIALS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        static SERIALS: AtomicU64 = AtomicU64::new(1);
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         {
             let mut nodes = self.nodes.lock();
             if nodes.contains_key(&node) {
@@ -67,6 +70,7 @@ impl Suspects {
                 oldest.and_then(|id| nodes.remove(&id));
             }
             nodes.insert(node, Suspect { since: Instant::now(), serial });
+            self.count.store(nodes.len(), Ordering::Release);
         }
         self.metrics.nodes_suspected.add(1);
         tracing::warn!(node, %address, %error, "datanode is suspect");
@@ -75,23 +79,36 @@ impl Suspects {
 
     /// A transfer succeeded: the node is well.
     pub(crate) fn clear(&self, node: u64) {
-        let mut nodes = self.nodes.lock();
-        if !nodes.is_empty() && nodes.remove(&node).is_some() {
+        if self.remove(node) {
             self.metrics.nodes_healed.add(1);
         }
     }
 
+    fn remove(&self, node: u64) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let mut nodes = self.nodes.lock();
+        let removed = nodes.remove(&node).is_some();
+        self.count.store(nodes.len(), Ordering::Release);
+        removed
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
     /// Whether a node is suspect.
     pub(crate) fn contains(&self, node: u64) -> bool {
-        self.nodes.lock().contains_key(&node)
+        !self.is_empty() && self.nodes.lock().contains_key(&node)
     }
 
     /// All of them, in order.
     pub(crate) fn list(&self) -> Vec<u64> {
-        let nodes = self.nodes.lock();
-        if nodes.is_empty() {
+        if self.is_empty() {
             return Vec::new();
         }
+        let nodes = self.nodes.lock();
         let mut list: Vec<u64> = nodes.keys().copied().collect();
         list.sort_unstable();
         list
@@ -111,7 +128,7 @@ async fn probe(suspects: Weak<Suspects>, node: u64, serial: u64, address: Addres
             let Some(suspects) = suspects.upgrade() else { return };
             let Some(since) = suspects.standing(node, serial) else { return };
             if since.elapsed() > FORGET_AFTER {
-                suspects.nodes.lock().remove(&node);
+                suspects.remove(node);
                 return;
             }
             let started = Instant::now();

@@ -2,6 +2,7 @@
 //!
 //! Large batches are cut by bytes: while one part is on the wire, the next is being checksummed.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use tidepool_transport::{LocalRef, WriteAccess, WriteError, WriteItem, WriteOutc
 
 use crate::call::{Caller, malformed};
 use crate::deadline::Deadline;
-use crate::grants::OpenGrants;
+use crate::grants::{Learned, OpenGrants, Slot};
 use crate::metrics::Metrics;
 use crate::nodes::Node;
 use crate::plane::{self, Plane, patience};
@@ -33,6 +34,7 @@ const END_RESERVE_MAX: Duration = Duration::from_millis(100);
 /// An item and where it may be written.
 pub(crate) struct Granted {
     pub(crate) pending: Pending,
+    pub(crate) slot: Slot,
     pub(crate) object_id: u64,
     pub(crate) replicas: Vec<v1::Replica>,
 }
@@ -44,32 +46,22 @@ pub(crate) struct Settled {
     pub(crate) again: Vec<Pending>,
 }
 
-/// An item whose datanodes have answered, or have not.
+/// An item whose datanodes have answered, or have not. What they said is kept with the grant.
 struct Written {
     pending: Pending,
+    slot: Slot,
     object_id: u64,
-    statuses: Vec<v1::ReplicaStatus>,
+    /// Copies that were stored.
+    stored: usize,
     /// Why a replica was not stored; the last reason.
     failure: Option<Error>,
 }
 
 impl Written {
-    fn stored(&self) -> usize {
-        self.statuses.iter().filter(|s| s.outcome() == ReplicaOutcome::Stored).count()
-    }
-
     fn enough(&self, copies: Copies) -> bool {
         match copies.mode {
-            ReplicaMode::BestEffort => self.stored() > 0,
-            ReplicaMode::Strict => self.stored() >= copies.wanted as usize,
-        }
-    }
-
-    fn to_end(&self) -> v1::PutEndItem {
-        v1::PutEndItem {
-            key: self.pending.item.key.clone(),
-            object_id: self.object_id,
-            replicas: self.statuses.clone(),
+            ReplicaMode::BestEffort => self.stored > 0,
+            ReplicaMode::Strict => self.stored >= copies.wanted as usize,
         }
     }
 }
@@ -79,7 +71,7 @@ impl Written {
 struct NodeWrite {
     items: Vec<WriteItem>,
     /// For each item: which of the batch, and which of its replicas.
-    slots: Vec<(usize, usize)>,
+    places: Vec<(usize, usize)>,
     bytes: u64,
 }
 
@@ -139,24 +131,20 @@ impl Writer {
         let mut written = Vec::with_capacity(batch.len());
         let mut by_node: HashMap<u64, NodeWrite> = HashMap::new();
         for (i, (granted, prefix)) in batch.into_iter().zip(prefixes).enumerate() {
-            let mut item = Written {
-                pending: granted.pending,
-                object_id: granted.object_id,
-                statuses: Vec::with_capacity(granted.replicas.len()),
-                failure: None,
-            };
-            for (slot, replica) in granted.replicas.into_iter().enumerate() {
-                item.statuses.push(status(&replica, ReplicaOutcome::Unknown, &[]));
+            let Granted { pending, slot, object_id, replicas } = granted;
+            let mut item = Written { pending, slot, object_id, stored: 0, failure: None };
+            for (at, replica) in replicas.into_iter().enumerate() {
                 match &prefix {
                     Ok(prefix) if nodes.contains_key(&replica.node_id) => {
                         let write = by_node.entry(replica.node_id).or_default();
                         let length = object::stored_bytes(item.pending.length);
-                        let mut from = vec![LocalRef::from(prefix.clone())];
+                        let mut from = Vec::with_capacity(1 + item.pending.item.value.len());
+                        from.push(prefix.clone());
                         let parts = item.pending.item.value.iter().filter(|part| !part.is_empty());
                         from.extend(parts.map(|part| LocalRef::from(part.clone())));
                         let access = WriteAccess { object_id: item.object_id, replica, length };
                         write.items.push(WriteItem { access, from });
-                        write.slots.push((i, slot));
+                        write.places.push((i, at));
                         write.bytes += length;
                     }
                     Ok(_) => {
@@ -171,32 +159,31 @@ impl Writer {
         }
         let engine = self.plane.engine(leader.cluster, leader.history);
         let writes = by_node.into_iter().filter_map(|(node, write)| {
-            let NodeWrite { items, slots, bytes } = write;
+            let NodeWrite { items, places, bytes } = write;
             let address = nodes.get(&node)?.address.clone();
             let until = write_deadline(deadline, bytes);
             let engine = engine.clone();
             Some(async move {
                 let started = Instant::now();
                 let replies = plane::write(engine.as_ref(), &address, items, until).await;
-                (node, address, slots, replies, started.elapsed())
+                (node, address, places, replies, started.elapsed())
             })
         });
-        for (node, address, slots, replies, took) in join_all(writes).await {
+        for (node, address, places, replies, took) in join_all(writes).await {
             self.judge_node(node, &address, &replies, took);
+            let proofs = proofs(&replies);
             let replies = replies.into_iter().chain(std::iter::repeat_with(|| {
                 let what = "the transfer engine lost the result of this item";
                 Err(WriteError::unclean(Error::new(ErrorCode::Internal, what)))
             }));
-            for ((i, slot), reply) in slots.into_iter().zip(replies) {
+            let proofs = proofs.into_iter().chain(std::iter::repeat_with(Bytes::new));
+            open.learn(places.into_iter().zip(replies).zip(proofs).map(|(((i, replica), reply), proof)| {
                 let item = &mut written[i];
-                let (outcome, proof, failure) = read_reply(reply);
-                item.statuses[slot].outcome = outcome as i32;
-                item.statuses[slot].proof = Bytes::copy_from_slice(proof.as_ref().map_or(&[], |p| &p[..]));
+                let (outcome, failure) = read_reply(reply);
+                item.stored += usize::from(outcome == ReplicaOutcome::Stored);
                 item.failure = failure.or(item.failure.take());
-            }
-        }
-        for item in &written {
-            open.learned(item.object_id, &item.statuses);
+                Learned { slot: item.slot, replica, outcome, proof }
+            }));
         }
         written
     }
@@ -236,9 +223,12 @@ impl Writer {
         if items.is_empty() {
             return settled;
         }
-        let body =
-            v1::PutEndRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
-        let answer = self.caller.call("put_end", deadline, |_| client_request::Body::PutEnd(body.clone())).await;
+        let slots = || items.iter().map(|item| item.slot);
+        let request = |_: &Leader| {
+            let body = v1::PutEndRequest { items: open.items(slots()), session_id: open.session_id() };
+            client_request::Body::PutEnd(body)
+        };
+        let answer = self.caller.call("put_end", deadline, request).await;
         let (results, uncertain) = match answer {
             Ok(answer) => match answer.body {
                 client_response::Body::PutEnd(end) if end.results.len() == items.len() => {
@@ -256,7 +246,7 @@ impl Writer {
                 return settled;
             }
         };
-        open.settled(items.iter().map(|item| item.object_id));
+        open.settled(slots());
         for (item, result) in items.into_iter().zip(results) {
             let position = item.pending.position;
             let stored = |copies: u32| PutOutcome { copies, already_existed: false, object_id: item.object_id };
@@ -269,7 +259,7 @@ impl Writer {
                     // The first attempt did it; its answer was lost.
                     ErrorCode::AlreadyEnded if uncertain => {
                         self.metrics.put_bytes.add(item.pending.length);
-                        settled.done.push((position, Ok(stored(item.stored() as u32))));
+                        settled.done.push((position, Ok(stored(item.stored as u32))));
                     }
                     // Ended by the first attempt and removed since, or never ended: this side cannot tell.
                     ErrorCode::GrantLost if uncertain => {
@@ -288,17 +278,20 @@ impl Writer {
         if items.is_empty() {
             return settled;
         }
-        let body =
-            v1::PutRevokeRequest { items: items.iter().map(Written::to_end).collect(), session_id: open.session_id() };
-        let answer = self.caller.call("put_revoke", deadline, |_| client_request::Body::PutRevoke(body.clone())).await;
+        let slots = || items.iter().map(|item| item.slot);
+        let request = |_: &Leader| {
+            let body = v1::PutRevokeRequest { items: open.items(slots()), session_id: open.session_id() };
+            client_request::Body::PutRevoke(body)
+        };
+        let answer = self.caller.call("put_revoke", deadline, request).await;
         match answer {
             // A refused revoke means that the grant is gone already.
-            Ok(_) => open.settled(items.iter().map(|item| item.object_id)),
+            Ok(_) => open.settled(slots()),
             // Left to the background.
             Err(failure) => tracing::debug!(error = %failure.error, "grants were not revoked yet"),
         }
         for item in items {
-            let (stored, position) = (item.stored(), item.pending.position);
+            let (stored, position) = (item.stored, item.pending.position);
             let cause = item.failure.unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, "no replica was written"));
             let error = if stored > 0 {
                 let wanted = copies.wanted;
@@ -334,22 +327,27 @@ fn write_deadline(deadline: Deadline, bytes: u64) -> Deadline {
     patience(deadline, bytes).max(half).min(reserved)
 }
 
-fn status(replica: &v1::Replica, outcome: ReplicaOutcome, proof: &[u8]) -> v1::ReplicaStatus {
-    v1::ReplicaStatus { replica_id: replica.replica_id, outcome: outcome as i32, proof: Bytes::copy_from_slice(proof) }
+fn read_reply(reply: Result<WriteReply, WriteError>) -> (ReplicaOutcome, Option<Error>) {
+    match reply {
+        Ok(WriteReply { outcome: WriteOutcome::Stored, .. }) => (ReplicaOutcome::Stored, None),
+        Ok(WriteReply { outcome: WriteOutcome::Aborted, error, .. }) => {
+            let error = error.unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, "the datanode aborted the put"));
+            (ReplicaOutcome::Aborted, Some(error))
+        }
+        Err(WriteError { error, aborted: Some(_) }) => (ReplicaOutcome::Aborted, Some(error)),
+        Err(WriteError { error, aborted: None }) => (ReplicaOutcome::Unknown, Some(error)),
+    }
 }
 
-fn read_reply(
-    reply: Result<WriteReply, WriteError>,
-) -> (ReplicaOutcome, Option<tidepool_transport::Proof>, Option<Error>) {
-    match reply {
-        Ok(WriteReply { outcome: WriteOutcome::Stored, proof, .. }) => (ReplicaOutcome::Stored, Some(proof), None),
-        Ok(WriteReply { outcome: WriteOutcome::Aborted, error, proof }) => {
-            let error = error.unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, "the datanode aborted the put"));
-            (ReplicaOutcome::Aborted, Some(proof), Some(error))
-        }
-        Err(WriteError { error, aborted: Some(proof) }) => (ReplicaOutcome::Aborted, Some(proof), Some(error)),
-        Err(WriteError { error, aborted: None }) => (ReplicaOutcome::Unknown, None, Some(error)),
-    }
+/// The proofs of a batch of replies, in one piece of memory; empty where there is none.
+fn proofs(replies: &[Result<WriteReply, WriteError>]) -> Vec<Bytes> {
+    let proof = |reply: &Result<WriteReply, WriteError>| match reply {
+        Ok(reply) => Some(reply.proof),
+        Err(error) => error.aborted,
+    };
+    let all: Vec<u8> = replies.iter().filter_map(proof).flatten().collect();
+    let mut all = Bytes::from(all);
+    replies.iter().map(|reply| proof(reply).map_or_else(Bytes::new, |proof| all.split_to(proof.len()))).collect()
 }
 
 /// Header and table of each item.
@@ -359,26 +357,39 @@ async fn prefixes(
     history: History,
     caller: &Arc<Caller>,
     deadline: Deadline,
-) -> Vec<Result<Bytes, Error>> {
+) -> Vec<Result<LocalRef, Error>> {
     // Dropped with this future: then nobody wants the rest.
     let (wanted, _waiter) = Wanted::until(deadline, "checksumming the value");
     let build = move |object_id: u64, key: &[u8], value: &[Bytes], caller: &Caller, wanted: &Wanted| {
         let parts: Vec<&[u8]> = value.iter().map(Bytes::as_ref).collect();
         let key_hash = object::key_hash(&caller.tenant, key);
-        stepped::build_prefix(history, ObjectId(object_id), key_hash, &parts, wanted).map(Bytes::from)
+        stepped::build_prefix(history, ObjectId(object_id), key_hash, &parts, wanted)
     };
     if bytes < CHECKSUM_INLINE_BYTES {
         let build = |g: &Granted| build(g.object_id, &g.pending.item.key, &g.pending.item.value, caller, &wanted);
-        return batch.iter().map(build).collect();
+        return joined(batch.iter().map(build));
     }
     let inputs: Vec<(u64, PutItem)> = batch.iter().map(|g| (g.object_id, g.pending.item.clone())).collect();
     let caller = caller.clone();
     let work = tokio::task::spawn_blocking(move || {
         let build = |(object_id, item): (u64, PutItem)| build(object_id, &item.key, &item.value, &caller, &wanted);
-        inputs.into_iter().map(build).collect::<Vec<_>>()
+        joined(inputs.into_iter().map(build))
     });
     work.await.unwrap_or_else(|panic| {
         let error = Error::new(ErrorCode::Internal, format!("checksumming failed: {panic}"));
         batch.iter().map(|_| Err(error.clone())).collect()
     })
+}
+
+/// The prefixes of a batch in one piece of memory, so that each item costs a reference and no allocation.
+fn joined(prefixes: impl Iterator<Item = Result<Vec<u8>, Error>>) -> Vec<Result<LocalRef, Error>> {
+    let mut all = Vec::new();
+    let mut append = |prefix: Vec<u8>| {
+        let start = all.len();
+        all.extend_from_slice(&prefix);
+        start..all.len()
+    };
+    let ranges: Vec<Result<Range<usize>, Error>> = prefixes.map(|prefix| prefix.map(&mut append)).collect();
+    let all = LocalRef::from(all);
+    ranges.into_iter().map(|range| range.map(|range| all.slice(range))).collect()
 }

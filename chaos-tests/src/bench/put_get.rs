@@ -1,12 +1,15 @@
 //! Suite `put-get`: batched puts and gets of whole objects over TCP, verification included, against raw sockets. One call
-//! at a time, from memory and into memory that is cycled through as the raw sockets cycle through theirs.
+//! at a time, from memory and into memory that is cycled through as the raw sockets cycle through theirs; small batches
+//! also with several callers, whose batches share commits and round trips.
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::json;
 use tidepool_client::{Buffer, Client, GetInto, PutItem, PutOptions};
 use tidepool_proto::object::checksum;
@@ -27,6 +30,9 @@ const SHAPES: [(usize, usize, usize, &str); 4] = [
     (1 << 20, 64, 6, "1MiBx64"),
     (16 << 20, 8, 3, "16MiBx8"),
 ];
+/// The shape that is measured with several callers too, and how many.
+const SHARED_SHAPE: &str = "4KiBx128";
+const CALLERS: usize = 8;
 const CALL_WITHIN: Duration = Duration::from_secs(30);
 
 fn gigabytes_a_second(bytes: usize, time: Duration) -> f64 {
@@ -45,26 +51,61 @@ pub async fn run(
     let source = Bytes::from(value_of(SUITE, 0, MEMORY_BYTES));
     let mut raw = RawPair::start(binary, directory)?;
     for (bytes, keys, batches, name) in SHAPES {
-        let total = bytes * keys * batches;
-        let mut puts = Side::new(format!("tcp-remote/{name}/put"), options);
-        let mut gets = Side::new(format!("tcp-remote/{name}/get"), options);
-        if !puts.wanted && !gets.wanted {
-            continue;
+        let case = Case { bytes, keys, batches, name, callers: 1 };
+        case.run(options, &client, &source, &mut raw, printer).await?;
+        if name == SHARED_SHAPE {
+            let case = Case { callers: CALLERS, batches: batches * CALLERS, ..case };
+            case.run(options, &client, &source, &mut raw, printer).await?;
         }
-        let mut into = Landing::new(keys * bytes);
+    }
+    checksum_cost(options, printer);
+    Ok(())
+}
+
+/// Batches of one shape, put and got by so many callers at once.
+#[derive(Clone, Copy)]
+struct Case {
+    bytes: usize,
+    keys: usize,
+    /// A run.
+    batches: usize,
+    name: &'static str,
+    callers: usize,
+}
+
+impl Case {
+    async fn run(
+        self,
+        options: &BenchOptions,
+        client: &Client,
+        source: &Bytes,
+        raw: &mut RawPair,
+        printer: &mut Printer,
+    ) -> Result<()> {
+        let Case { bytes, keys, batches, name, callers } = self;
+        let total = bytes * keys * batches;
+        let suffix = if callers > 1 { format!("/inflight{callers}") } else { String::new() };
+        let mut puts = Side::new(format!("tcp-remote/{name}/put{suffix}"), options);
+        let mut gets = Side::new(format!("tcp-remote/{name}/get{suffix}"), options);
+        if !puts.wanted && !gets.wanted {
+            return Ok(());
+        }
+        let into = Arc::new(Landing::new(keys * bytes));
         // Run 0 warms memory and connections and is not counted. Gets read what the last put run stored.
         for run in 0..=options.runs {
             let names: Vec<Vec<String>> = (0..batches)
-                .map(|batch| (0..keys).map(|at| format!("bench/{name}/{run}/{batch}/{at:08}")).collect())
+                .map(|batch| (0..keys).map(|at| format!("bench/{name}{suffix}/{run}/{batch}/{at:08}")).collect())
                 .collect();
-            let time = put_batches(&client, &names, &source, bytes).await?;
+            let shares = shares(&names, callers);
+            let time = at_once(&shares, |share| put_batches(client.clone(), share, source.clone(), bytes)).await?;
             let ceiling = raw.put(keys, bytes, batches)?;
             if run > 0 {
                 puts.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
             }
             if run == options.runs {
                 for get_run in 0..=options.runs {
-                    let time = get_batches(&client, &names, bytes, &mut into).await?;
+                    let get = |share| get_batches(client.clone(), share, bytes, into.clone());
+                    let time = at_once(&shares, get).await?;
                     let ceiling = raw.get(keys, bytes, batches)?;
                     if get_run > 0 {
                         gets.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
@@ -72,14 +113,33 @@ pub async fn run(
                 }
             }
             let all: Vec<&str> = names.iter().flatten().map(String::as_str).collect();
-            remove_all(&client, &all).await?;
+            remove_all(client, &all).await?;
         }
         for side in [puts, gets] {
             side.print(bytes, printer);
         }
+        Ok(())
     }
-    checksum_cost(options, printer);
-    Ok(())
+}
+
+/// The batches of each caller.
+fn shares(names: &[Vec<String>], callers: usize) -> Vec<Vec<Vec<String>>> {
+    (0..callers).map(|caller| names.iter().skip(caller).step_by(callers).cloned().collect()).collect()
+}
+
+/// Runs the callers at once, each a task of its own. A lone caller's time is that inside its calls; that of several is
+/// from the first's start to the last's end, what they do between calls included.
+async fn at_once<F>(shares: &[Vec<Vec<String>>], one: impl Fn(Vec<Vec<String>>) -> F) -> Result<Duration>
+where
+    F: Future<Output = Result<Duration>> + Send + 'static,
+{
+    let began = Instant::now();
+    let tasks: Vec<_> = shares.iter().map(|share| tokio::spawn(one(share.clone()))).collect();
+    let mut inside = Duration::ZERO;
+    for task in tasks {
+        inside = task.await??;
+    }
+    Ok(if shares.len() == 1 { inside } else { began.elapsed() })
 }
 
 struct Side {
@@ -113,10 +173,10 @@ impl Side {
     }
 }
 
-async fn put_batches(client: &Client, names: &[Vec<String>], source: &Bytes, bytes: usize) -> Result<Duration> {
+async fn put_batches(client: Client, names: Vec<Vec<String>>, source: Bytes, bytes: usize) -> Result<Duration> {
     let mut spent = Duration::ZERO;
     let mut at = 0;
-    for keys in names {
+    for keys in &names {
         let items = keys.iter().map(|key| {
             at = if at + bytes > source.len() { 0 } else { at };
             at += bytes;
@@ -136,20 +196,26 @@ async fn put_batches(client: &Client, names: &[Vec<String>], source: &Bytes, byt
 
 /// Memory that gets land in, batch after batch.
 struct Landing {
-    batches: VecDeque<Vec<u8>>,
+    batches: Mutex<VecDeque<Vec<u8>>>,
 }
 
 impl Landing {
     fn new(batch_bytes: usize) -> Landing {
         // Written once, so that no page is missing later.
-        Landing { batches: (0..(MEMORY_BYTES / batch_bytes).max(1)).map(|_| vec![7; batch_bytes]).collect() }
+        let batches = (0..(MEMORY_BYTES / batch_bytes).max(1)).map(|_| vec![7; batch_bytes]);
+        Landing { batches: Mutex::new(batches.collect()) }
     }
 }
 
-async fn get_batches(client: &Client, names: &[Vec<String>], bytes: usize, into: &mut Landing) -> Result<Duration> {
+async fn get_batches(
+    client: Client,
+    names: Vec<Vec<String>>,
+    bytes: usize,
+    into: Arc<Landing>,
+) -> Result<Duration> {
     let mut spent = Duration::ZERO;
-    for keys in names {
-        let memory = into.batches.pop_front().context("landing memory was not given back")?;
+    for keys in &names {
+        let memory = into.batches.lock().pop_front().context("landing memory was not given back")?;
         let lent = Buffer::lend(memory, &vec![bytes; keys.len()]);
         let (buffer, parts) = lent.map_err(|_| anyhow!("landing memory is too small"))?;
         let items = keys.iter().zip(parts).map(|(key, part)| GetInto { key: key.clone().into(), into: vec![part] });
@@ -160,7 +226,8 @@ async fn get_batches(client: &Client, names: &[Vec<String>], bytes: usize, into:
         for result in results {
             anyhow::ensure!(result? == bytes as u64, "a get returned another length");
         }
-        into.batches.push_back(buffer.take().map_err(|_| anyhow!("landing memory is still lent after the call"))?);
+        let memory = buffer.take().map_err(|_| anyhow!("landing memory is still lent after the call"))?;
+        into.batches.lock().push_back(memory);
     }
     Ok(spent)
 }
