@@ -22,8 +22,8 @@ const TURNS: usize = 16;
 const BREAKING: usize = 10;
 /// How long an answer to garbage may take on a slow, shared machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Senders beside each other on one port.
-const SENDERS: usize = 4;
+/// Senders beside each other on one port: most of a sender's time goes into waiting for delayed acknowledgements.
+const SENDERS: usize = 16;
 
 /// What is behind a port.
 #[derive(Clone)]
@@ -71,9 +71,7 @@ pub async fn babble(address: SocketAddr, port: Port, frames: usize, seed: u64) -
                 };
                 shared += answered;
                 sent += answered + BREAKING;
-                for _ in 0..BREAKING {
-                    sender.break_a_connection().await;
-                }
+                sender.break_connections().await;
             }
             shared
         })
@@ -177,18 +175,27 @@ impl Sender {
         bytes
     }
 
-    /// Noise after an opening. The other side may close at any byte: that is a right answer.
-    async fn break_a_connection(&mut self) {
+    /// Noise after an opening, on some connections at once. The other side may close at any byte: that is a right answer.
+    async fn break_connections(&mut self) {
+        let openings = openings();
+        let noises: Vec<Vec<u8>> = (0..BREAKING)
+            .map(|_| {
+                let mut bytes = openings[self.random.random_range(0..openings.len())].clone();
+                if self.random.random_ratio(1, 4) {
+                    bytes.extend(u32::MAX.to_le_bytes());
+                }
+                bytes.extend(self.noise(1..256));
+                bytes
+            })
+            .collect();
+        futures::future::join_all(noises.iter().map(|bytes| self.break_a_connection(bytes))).await;
+    }
+
+    async fn break_a_connection(&self, bytes: &[u8]) {
         let mut stream = self.connect().await;
         // No port of this side is held by a connection that is over: ten thousand of them would use them up.
         let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-        let openings = openings();
-        let mut bytes = openings[self.random.random_range(0..openings.len())].clone();
-        if self.random.random_ratio(1, 4) {
-            bytes.extend(u32::MAX.to_le_bytes());
-        }
-        bytes.extend(self.noise(1..256));
-        if stream.write_all(&bytes).await.is_err() || stream.shutdown().await.is_err() {
+        if stream.write_all(bytes).await.is_err() || stream.shutdown().await.is_err() {
             return;
         }
         // Until the other side closes, or for as long as it may take to think about it.
