@@ -80,6 +80,7 @@ impl RogueClient {
             key: key.to_vec().into(),
             length,
             token: rand::random::<[u8; 16]>().to_vec().into(),
+            ..Default::default()
         });
         let request = v1::PutStartRequest {
             session_id: self.session_id,
@@ -87,6 +88,7 @@ impl RogueClient {
             replica_num,
             replica_mode: v1::ReplicaMode::BestEffort as i32,
             excluded_nodes: Vec::new(),
+            ..Default::default()
         };
         match self.call(Body::PutStart(request)).await? {
             client_response::Body::PutStart(answer) => Ok(answer.grants),

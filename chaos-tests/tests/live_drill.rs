@@ -119,7 +119,7 @@ async fn a_live_quorum_is_drilled_by_handing_over() {
     expect_untouched(&pool, &others).await;
 }
 
-/// Ctrl-C in the middle of a round. Fails when the drill is killed instead, and cannot tidy up: tried.
+/// Ctrl-C in the middle of a round: the drill still removes its keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_drill_removes_its_keys() {
     let pool = pool(|_| {}).await;

@@ -11,6 +11,7 @@ use tidepool_chaos_tests::worker::WorkerArgs;
 
 use crate::config::flags::{DatanodeFlags, MasterFlags, SharedFlags};
 use crate::output::Format;
+use crate::trace::TraceOptions;
 
 /// A shared pool of KV cache for LLM serving: hosts lend memory, engines put and get, a quorum of masters keeps
 /// the directory.
@@ -55,12 +56,18 @@ pub enum Command {
     Ls(LsArgs),
     /// Show what is known of objects, without touching them
     Stat(StatArgs),
+    /// Keep objects from being evicted for a time, or no longer
+    Pin(PinArgs),
+    /// Register tenants, and see what they hold
+    Tenant(TenantArgs),
+    /// Copy, move and drain replicas, and see how far that is
+    Task(TaskArgs),
     /// Show the quorum, the nodes, the capacity, and what to do next
     Status,
     /// Hand leadership to another master
     TransferLeader(TransferArgs),
     /// Measure, beside a ceiling of the same shape taken in the same run
-    Bench(BenchOptions),
+    Bench(BenchArgs),
     /// Break something on purpose and report what clients saw
     Drill(DrillArgs),
     /// Check this host: ports, limits, disk, clocks, versions, masters
@@ -149,6 +156,40 @@ pub struct PutArgs {
     /// Fail unless every wanted copy is made
     #[arg(long)]
     pub strict: bool,
+    /// Replace what is there; the old value is read until the new one is complete
+    #[arg(long)]
+    pub replace: bool,
+    /// Never evict it, until it is removed
+    #[arg(long, alias = "with_hard_pin")]
+    pub hard_pin: bool,
+    /// Evict it only when nothing else is left, for this time (the masters' default without one)
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "", require_equals = true)]
+    pub soft_pin: Option<String>,
+    /// Name of its group; members are evicted together, and exist together
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub group: String,
+    /// What it holds
+    #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = DataTypeArg::Unknown)]
+    pub data_type: DataTypeArg,
+    /// Segments to choose first, by name
+    #[arg(long = "segment", value_name = "NAME")]
+    pub segments: Vec<String>,
+}
+
+/// What an object holds.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum DataTypeArg {
+    Unknown,
+    Kvcache,
+    Tensor,
+    Weight,
+    Sample,
+    Activation,
+    Gradient,
+    OptimizerState,
+    Metadata,
+    General,
 }
 
 /// `tidepool get`.
@@ -165,8 +206,17 @@ pub struct GetArgs {
 #[derive(clap::Args, Debug)]
 pub struct RmArgs {
     /// Keys
-    #[arg(required = true)]
+    #[arg(required_unless_present_any = ["prefix", "regex", "all"], conflicts_with_all = ["prefix", "regex", "all"])]
     pub keys: Vec<String>,
+    /// Remove every key that starts with this
+    #[arg(long, value_name = "PREFIX")]
+    pub prefix: Option<String>,
+    /// Remove every key in which this finds a match
+    #[arg(long, value_name = "REGEX")]
+    pub regex: Option<String>,
+    /// Remove everything of the tenant
+    #[arg(long, conflicts_with_all = ["prefix", "regex"])]
+    pub all: bool,
     /// Also when a reader holds a lease; its bytes stay valid to the end of that lease
     #[arg(long)]
     pub force: bool,
@@ -181,7 +231,13 @@ pub struct LsArgs {
     /// At most this many
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     pub limit: u64,
-    /// With size and copies
+    /// Only keys in which this finds a match
+    #[arg(long, value_name = "REGEX", default_value = "")]
+    pub regex: String,
+    /// Only objects that hold this
+    #[arg(long = "type", value_name = "TYPE", value_enum)]
+    pub data_type: Option<DataTypeArg>,
+    /// With size, copies, type and pin
     #[arg(short, long)]
     pub long: bool,
 }
@@ -195,6 +251,116 @@ pub struct StatArgs {
     /// Answer in two levels: the directory's entry, then where each copy is
     #[arg(long = "where")]
     pub where_: bool,
+}
+
+/// `tidepool pin`.
+#[derive(clap::Args, Debug)]
+pub struct PinArgs {
+    /// Keys
+    #[arg(required = true)]
+    pub keys: Vec<String>,
+    /// For how long; without it, the masters' default
+    #[arg(long, value_name = "DURATION")]
+    pub ttl: Option<String>,
+    /// End the pin
+    #[arg(long, conflicts_with = "ttl")]
+    pub off: bool,
+}
+
+/// `tidepool tenant`.
+#[derive(clap::Args, Debug)]
+pub struct TenantArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: TenantCommand,
+}
+
+/// What to do with tenants.
+#[derive(Subcommand, Debug)]
+pub enum TenantCommand {
+    /// Register a tenant, or set its quotas
+    Set {
+        /// Name
+        name: String,
+        /// Bytes it may hold, all copies counted; 0: no limit
+        #[arg(long, value_name = "SIZE", default_value = "0")]
+        bytes: String,
+        /// Objects it may hold; 0: no limit
+        #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+        objects: u64,
+        /// Refuse a put over quota; without it, the tenant's own oldest objects go
+        #[arg(long)]
+        refuse: bool,
+    },
+    /// Show all tenants and what they hold
+    List,
+    /// Forget a tenant that holds nothing
+    Drop {
+        /// Name
+        name: String,
+    },
+}
+
+/// `tidepool task`.
+#[derive(clap::Args, Debug)]
+pub struct TaskArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: TaskCommand,
+}
+
+/// What to do with tasks.
+#[derive(Subcommand, Debug)]
+pub enum TaskCommand {
+    /// One more replica of an object in each segment named
+    Copy {
+        /// Key
+        key: String,
+        /// Segments, by name or id
+        #[arg(long = "to", value_name = "SEGMENT", required = true)]
+        targets: Vec<String>,
+    },
+    /// A replica of an object goes from one segment to another
+    Move {
+        /// Key
+        key: String,
+        /// Segment it leaves, by name or id
+        #[arg(long = "from", value_name = "SEGMENT")]
+        source: String,
+        /// Segment it goes to, by name or id
+        #[arg(long = "to", value_name = "SEGMENT")]
+        target: String,
+    },
+    /// Every replica leaves these segments, which take no puts meanwhile
+    Drain {
+        /// Segments, by name or id
+        #[arg(required = true)]
+        segments: Vec<String>,
+        /// Where the replicas may go; without it, wherever there is room
+        #[arg(long = "to", value_name = "SEGMENT")]
+        targets: Vec<String>,
+        /// Objects under way at once
+        #[arg(long, value_name = "NUMBER", default_value_t = 4, alias = "max_concurrency")]
+        concurrency: u32,
+        /// Unmount the segments when they are empty
+        #[arg(long)]
+        unmount: bool,
+    },
+    /// Show tasks: those that run, and the last that ended
+    List {
+        /// Only this task
+        task: Option<u64>,
+    },
+    /// Wait until a task has ended
+    Wait {
+        /// Task
+        task: u64,
+    },
+    /// End a task; what it has done stays done
+    Cancel {
+        /// Task
+        task: u64,
+    },
 }
 
 /// `tidepool transfer-leader`.
@@ -231,6 +397,25 @@ pub enum ConfigCommand {
     Show,
     /// Print the reference of all settings, as Markdown
     Reference,
+}
+
+/// `tidepool bench`: suites that start a pool, and those that need none.
+#[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct BenchArgs {
+    /// Suites without a pool.
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    /// Suites against a pool.
+    #[command(flatten)]
+    pub pool: Option<BenchOptions>,
+}
+
+/// A suite that needs no pool.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Replay a trace of requests against eviction policies: how much of the prompts' prefixes stays cached
+    Trace(TraceOptions),
 }
 
 /// `tidepool drill`.

@@ -16,6 +16,7 @@ mod panic;
 mod port_file;
 mod process;
 mod signals;
+mod trace;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -116,6 +117,9 @@ async fn run(
         Command::Ls(args) => commands::ls::run(&context, &args).await,
         Command::Stat(args) => commands::stat::run(&context, &args).await,
         Command::Status => commands::status::run(&context).await,
+        Command::Pin(args) => commands::pin::run(&context, &args).await,
+        Command::Task(args) => commands::task::run(&context, &args).await,
+        Command::Tenant(args) => commands::tenant::run(&context, &args).await,
         Command::TransferLeader(args) => commands::transfer_leader::run(&context, &args).await,
         Command::Doctor(args) => commands::doctor::run(&context, &args).await,
         Command::Config(args) => match args.command {
@@ -124,7 +128,7 @@ async fn run(
         },
         Command::Completion { shell } => commands::completion::run(shell),
         Command::Explain { code } => commands::explain::run(&code),
-        Command::Bench(options) => commands::drill::bench(&context, &options).await,
+        Command::Bench(args) => commands::drill::bench(&context, &args).await,
         Command::Drill(args) => commands::drill::run(&context, &args.command).await,
         Command::Demo(options) => commands::drill::demo(&options).await,
         Command::LoadWorker(_) => unreachable!("handled before the runtime"),

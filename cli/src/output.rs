@@ -75,6 +75,11 @@ pub fn print_json(value: &Value) -> anyhow::Result<()> {
     print(format!("{value:#}\n").as_bytes())
 }
 
+/// What an object holds, as `--type` takes it but in capitals.
+pub fn show_type(data_type: tidepool_client::DataType) -> &'static str {
+    data_type.as_str_name().trim_start_matches("DATA_TYPE_")
+}
+
 /// Bytes as text where they are UTF-8, else escaped.
 pub fn show_key(key: &[u8]) -> String {
     match std::str::from_utf8(key) {

@@ -58,7 +58,8 @@ impl Awaited<'_> {
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        if !*self.open.get_mut() {
+        // An upsert repeated when nobody waits for it could take another's grant away.
+        if !*self.open.get_mut() || self.request.upsert {
             return;
         }
         let places = self.abandoned.places.clone();

@@ -13,14 +13,16 @@ use crate::deadline::Deadline;
 use crate::get::{GetInto, Getter};
 use crate::landing::{Delivered, Destination};
 use crate::lookup::Lookup;
+use crate::matching::{Matcher, Matching, Removed};
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::options::ClientOptions;
 use crate::plane::Plane;
-use crate::put::{PutItem, PutOptions, PutOutcome, Putter};
+use crate::put::{PutItem, PutOptions, PutOutcome, Putter, SoftPin};
 use crate::quorum::{Quorum, QuorumSettings};
 use crate::release::Releaser;
 use crate::remove::{RemoveMode, Remover};
-use crate::stat::{ListPage, ObjectStat};
+use crate::sequence::Sequences;
+use crate::stat::{ListFilter, ListPage, ObjectStat};
 use crate::suspects::Suspects;
 use crate::unreadable::Unreadable;
 use crate::writer::Writer;
@@ -43,6 +45,7 @@ struct Inner {
     getter: Getter,
     lookup: Lookup,
     remover: Remover,
+    matcher: Matcher,
 }
 
 impl Drop for Inner {
@@ -163,12 +166,50 @@ impl Client {
         after: &[u8],
         deadline: Option<Duration>,
     ) -> Result<ListPage, Error> {
-        self.inner.lookup.list(prefix, limit, after, self.deadline(deadline)).await
+        let matching = Matching { prefix: Bytes::copy_from_slice(prefix), regex: String::new() };
+        self.list_matching(&ListFilter { matching, data_type: None }, limit, after, deadline).await
     }
 
-    /// Gives one lease of each object back.
-    pub async fn release_leases(&self, object_ids: &[u64], deadline: Option<Duration>) -> Result<(), Error> {
-        self.inner.lookup.release_leases(object_ids, self.deadline(deadline)).await
+    /// One page of the objects that a filter wants, after `after`, in the order of the directory.
+    pub async fn list_matching(
+        &self,
+        filter: &ListFilter,
+        limit: u32,
+        after: &[u8],
+        deadline: Option<Duration>,
+    ) -> Result<ListPage, Error> {
+        self.inner.lookup.list(filter, limit, after, self.deadline(deadline)).await
+    }
+
+    /// Removes what matches, after `after` in the order of the directory (None: all of it), until the end or the deadline.
+    pub async fn remove_matching(
+        &self,
+        matching: &Matching,
+        mode: RemoveMode,
+        after: Option<Bytes>,
+        deadline: Option<Duration>,
+    ) -> Result<Removed, Error> {
+        self.inner.matcher.remove(matching, mode, after, self.deadline(deadline)).await
+    }
+
+    /// Sets or ends the soft pin of each key.
+    pub async fn pin_many<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        pin: SoftPin,
+        deadline: Option<Duration>,
+    ) -> Vec<Result<(), Error>> {
+        self.inner.matcher.pin(keys, pin, self.deadline(deadline)).await
+    }
+
+    /// Removes the copies of each key on a segment ("": on all); false: it is leased, being put, or has none there.
+    pub async fn clear_replicas<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        segment_name: &str,
+        deadline: Option<Duration>,
+    ) -> Vec<Result<bool, Error>> {
+        self.inner.matcher.clear_replicas(keys, segment_name, self.deadline(deadline)).await
     }
 
     /// Master that leads now, as far as this client knows.
@@ -209,6 +250,7 @@ impl Inner {
         let plane = Arc::new(Plane::new(options.engine));
         let suspects = Suspects::new(plane.clone(), metrics.clone());
         let unreadable = Arc::new(Unreadable::default());
+        let sequences = Arc::new(Sequences::default());
         let writer = Writer {
             caller: caller.clone(),
             plane: plane.clone(),
@@ -224,6 +266,7 @@ impl Inner {
                 suspects: suspects.clone(),
                 unreadable: unreadable.clone(),
                 metrics: metrics.clone(),
+                sequences: sequences.clone(),
             },
             getter: Getter {
                 caller: caller.clone(),
@@ -235,7 +278,8 @@ impl Inner {
                 host_id: options.host_id,
             },
             lookup: Lookup { caller: caller.clone(), suspects: suspects.clone(), unreadable },
-            remover: Remover::new(caller),
+            remover: Remover::new(caller.clone(), sequences.clone()),
+            matcher: Matcher { caller, sequences },
             quorum,
             suspects,
             metrics,

@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::nodes;
 use crate::plane::Plane;
 use crate::reader::Reader;
-use crate::release::{Held, Releaser};
+use crate::release::{Held, Lease, Releaser};
 use crate::reports::Reports;
 use crate::suspects::Suspects;
 use crate::unreadable::Unreadable;
@@ -166,7 +166,11 @@ impl Getter {
             }
             let lease = Duration::from_millis(u64::from(object.lease_ttl_ms));
             if !lease.is_zero() {
-                held.add(object.object_id);
+                held.add(Lease {
+                    object_id: object.object_id,
+                    term: answer.leader.term,
+                    expires_log_time_ms: object.replicas.first().map_or(0, |r| r.expires_log_time_ms),
+                });
             }
             fetch.locate(Located {
                 expected: Expected {

@@ -1,4 +1,4 @@
-//! Calls that only ask the directory: exist, stat, list, release of leases. They may be repeated freely.
+//! Calls that only ask the directory: exist, stat, list. They may be repeated freely.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tidepool_proto::{Error, ErrorCode, object};
 use crate::call::{Caller, malformed};
 use crate::deadline::Deadline;
 use crate::nodes;
-use crate::stat::{ListPage, ListedObject, ObjectStat, ReplicaStat};
+use crate::stat::{ListFilter, ListPage, ListedObject, ObjectStat, ReplicaStat};
 use crate::suspects::Suspects;
 use crate::unreadable::Unreadable;
 
@@ -150,6 +150,10 @@ impl Lookup {
                     leases: object.leases,
                     lease_remaining_ms: object.lease_remaining_ms,
                     age_ms: object.age_ms,
+                    data_type: v1::DataType::try_from(object.data_type).unwrap_or_default(),
+                    hard_pinned: object.hard_pinned,
+                    soft_pin_remaining_ms: object.soft_pin_remaining_ms,
+                    group: object.group,
                 })
             };
             Ok(stat.objects.into_iter().zip(&keys).map(describe).collect())
@@ -159,14 +163,20 @@ impl Lookup {
 
     pub(crate) async fn list(
         &self,
-        prefix: &[u8],
+        filter: &ListFilter,
         limit: u32,
         after: &[u8],
         deadline: Deadline,
     ) -> Result<ListPage, Error> {
-        let (prefix, after) = (Bytes::copy_from_slice(prefix), Bytes::copy_from_slice(after));
+        let after = Bytes::copy_from_slice(after);
         let answer = self.caller.call("list", deadline, |_| {
-            client_request::Body::List(v1::ListRequest { prefix: prefix.clone(), limit, after: after.clone() })
+            client_request::Body::List(v1::ListRequest {
+                prefix: filter.matching.prefix.clone(),
+                limit,
+                after: after.clone(),
+                regex: filter.matching.regex.clone(),
+                data_type: filter.data_type.map_or(0, |wanted| wanted as i32),
+            })
         });
         let client_response::Body::List(page) = answer.await.map_err(|f| f.error)?.body else {
             return Err(malformed("list", "another message"));
@@ -176,6 +186,8 @@ impl Lookup {
             object_id: o.object_id,
             length: o.length,
             replicas: o.replicas,
+            data_type: v1::DataType::try_from(o.data_type).unwrap_or_default(),
+            hard_pinned: o.hard_pinned,
         });
         let objects: Vec<ListedObject> = objects.collect();
         // A master that names no place to resume from means: after the last one listed.
@@ -184,19 +196,6 @@ impl Lookup {
             _ => page.next,
         };
         Ok(ListPage { objects, more: page.more, next })
-    }
-
-    pub(crate) async fn release_leases(&self, object_ids: &[u64], deadline: Deadline) -> Result<(), Error> {
-        for chunk in object_ids.chunks(KEYS_PER_REQUEST_MAX) {
-            let answer = self.caller.call("release_leases", deadline, |_| {
-                client_request::Body::ReleaseLease(v1::ReleaseLeaseRequest { object_ids: chunk.to_vec() })
-            });
-            match answer.await.map_err(|f| f.error)?.body {
-                client_response::Body::ReleaseLease(_) => {}
-                _ => return Err(malformed("release_leases", "another message")),
-            }
-        }
-        Ok(())
     }
 }
 

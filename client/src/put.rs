@@ -21,6 +21,7 @@ use crate::lookup::{KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, complete};
 use crate::metrics::Metrics;
 use crate::nodes;
 use crate::quorum::Leader;
+use crate::sequence::Sequences;
 use crate::suspects::Suspects;
 use crate::unreadable::Unreadable;
 use crate::writer::{Granted, Settled, Writer};
@@ -33,12 +34,14 @@ pub struct PutItem {
     /// The payload is the concatenation of these parts. They are sent from where they are, never copied.
     /// `Bytes::from_owner` wraps memory that something else keeps.
     pub value: Vec<Bytes>,
+    /// Name of its group; empty: none. Members are evicted together, and exist together.
+    pub group: Bytes,
 }
 
 impl PutItem {
     /// An object whose payload is one part.
     pub fn new(key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutItem {
-        PutItem { key: key.into(), value: vec![value.into()] }
+        PutItem { key: key.into(), value: vec![value.into()], group: Bytes::new() }
     }
 
     fn length(&self) -> u64 {
@@ -81,11 +84,62 @@ pub struct PutOptions {
     pub mode: ReplicaMode,
     /// Time the call may take; None: the client's default.
     pub deadline: Option<Duration>,
+    /// What the objects hold.
+    pub data_type: v1::DataType,
+    /// Evicted only when nothing else is left, for a time.
+    pub soft_pin: SoftPin,
+    /// Never evicted, until removed.
+    pub hard_pin: bool,
+    /// Names of segments to choose first, in this order.
+    pub preferred_segments: Vec<String>,
+    /// Segments of this client's host first.
+    pub prefer_own_host: bool,
+    /// Replace what is there (an upsert): the old value is read until the new one is complete.
+    pub replace: bool,
+    /// Items do not wait for each other. Otherwise what is stored when space runs short is a prefix of the batch.
+    pub independent: bool,
+}
+
+/// What becomes of the soft pin of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SoftPin {
+    /// An upsert keeps the old value's; a new object has none.
+    #[default]
+    Preserve,
+    /// Pinned from when the put ends; None: for the masters' default time.
+    Enable(Option<Duration>),
+    /// None.
+    Disable,
+}
+
+impl SoftPin {
+    pub(crate) fn to_wire(self) -> (v1::SoftPinAction, u32) {
+        match self {
+            SoftPin::Preserve => (v1::SoftPinAction::Preserve, 0),
+            // Rounded up, so that a short time is not "the default".
+            SoftPin::Enable(ttl) => {
+                let ttl_ms = ttl.map_or(0, |ttl| ttl.as_millis().clamp(1, u32::MAX.into()) as u32);
+                (v1::SoftPinAction::Enable, ttl_ms)
+            }
+            SoftPin::Disable => (v1::SoftPinAction::Disable, 0),
+        }
+    }
 }
 
 impl Default for PutOptions {
     fn default() -> PutOptions {
-        PutOptions { replica_num: 1, mode: ReplicaMode::BestEffort, deadline: None }
+        PutOptions {
+            replica_num: 1,
+            mode: ReplicaMode::BestEffort,
+            deadline: None,
+            data_type: v1::DataType::Unknown,
+            soft_pin: SoftPin::Preserve,
+            hard_pin: false,
+            preferred_segments: Vec::new(),
+            prefer_own_host: false,
+            replace: false,
+            independent: false,
+        }
     }
 }
 
@@ -138,6 +192,12 @@ pub(crate) struct Copies {
     pub(crate) mode: ReplicaMode,
 }
 
+impl Copies {
+    fn of(options: &PutOptions) -> Copies {
+        Copies { wanted: options.replica_num.max(1), mode: options.mode }
+    }
+}
+
 /// The puts of one client.
 pub(crate) struct Putter {
     pub(crate) caller: Arc<Caller>,
@@ -146,6 +206,7 @@ pub(crate) struct Putter {
     pub(crate) suspects: Arc<Suspects>,
     pub(crate) unreadable: Arc<Unreadable>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) sequences: Arc<Sequences>,
 }
 
 type Results = Vec<(usize, Result<PutOutcome, Error>)>;
@@ -159,7 +220,7 @@ impl Putter {
         deadline: Deadline,
     ) -> Vec<Result<PutOutcome, Error>> {
         let mut results: Vec<Option<Result<PutOutcome, Error>>> = items.iter().map(|_| None).collect();
-        let copies = Copies { wanted: options.replica_num.max(1), mode: options.mode };
+        let copies = Copies::of(options);
         if copies.wanted as usize > REPLICAS_PER_OBJECT_MAX {
             let error = Error::new(
                 ErrorCode::InvalidParams,
@@ -178,7 +239,7 @@ impl Putter {
         }
         for wave in waves(valid) {
             let chunks = chunks(wave);
-            for done in join_all(chunks.into_iter().map(|chunk| self.put_chunk(chunk, copies, deadline))).await {
+            for done in join_all(chunks.into_iter().map(|chunk| self.put_chunk(chunk, options, deadline))).await {
                 for (position, result) in done {
                     results[position] = Some(result);
                 }
@@ -193,11 +254,11 @@ impl Putter {
     }
 
     /// Repeats start, write and end until each item is settled or the deadline passes.
-    async fn put_chunk(&self, mut pending: Vec<Pending>, copies: Copies, deadline: Deadline) -> Results {
+    async fn put_chunk(&self, mut pending: Vec<Pending>, options: &PutOptions, deadline: Deadline) -> Results {
         let mut done = Vec::with_capacity(pending.len());
         let mut backoff = Backoff::new();
         loop {
-            let round = self.round(pending, copies, deadline).await;
+            let round = self.round(pending, options, deadline).await;
             done.extend(round.done);
             pending = round.again;
             if pending.is_empty() {
@@ -216,8 +277,9 @@ impl Putter {
         }
     }
 
-    async fn round(&self, pending: Vec<Pending>, copies: Copies, deadline: Deadline) -> Settled {
-        let (leader, start) = match self.start(&pending, copies, deadline).await {
+    async fn round(&self, pending: Vec<Pending>, options: &PutOptions, deadline: Deadline) -> Settled {
+        let copies = Copies::of(options);
+        let (leader, start) = match self.start(&pending, options, deadline).await {
             Ok(started) => started,
             Err(failure) => {
                 let fail = |p: Pending| {
@@ -261,26 +323,48 @@ impl Putter {
     async fn start(
         &self,
         pending: &[Pending],
-        copies: Copies,
+        options: &PutOptions,
         deadline: Deadline,
     ) -> Result<(Arc<Leader>, v1::PutStartResponse), Failure> {
         let items: Vec<v1::PutStartItem> = pending
             .iter()
-            .map(|p| v1::PutStartItem { key: p.item.key.clone(), length: p.length, token: p.token.clone() })
+            .map(|p| v1::PutStartItem {
+                key: p.item.key.clone(),
+                length: p.length,
+                token: p.token.clone(),
+                group: p.item.group.clone(),
+            })
             .collect();
-        let replica_mode = match copies.mode {
+        // An upsert is destructive: its number makes a late duplicate harmless (W8).
+        let range = options.replace.then(|| self.sequences.take(items.len()));
+        let (soft_pin, soft_pin_ttl_ms) = options.soft_pin.to_wire();
+        let replica_mode = match options.mode {
             ReplicaMode::BestEffort => v1::ReplicaMode::BestEffort,
             ReplicaMode::Strict => v1::ReplicaMode::Strict,
         };
         let awaited = self.abandoned.watch(v1::PutStartRequest {
             session_id: 0,
             items,
-            replica_num: copies.wanted,
+            replica_num: options.replica_num,
             replica_mode: replica_mode as i32,
             excluded_nodes: Vec::new(),
+            data_type: options.data_type as i32,
+            soft_pin: soft_pin as i32,
+            soft_pin_ttl_ms,
+            hard_pin: options.hard_pin,
+            preferred_segments: options.preferred_segments.clone(),
+            prefer_own_host: options.prefer_own_host,
+            upsert: options.replace,
+            sequence: range.as_ref().map_or(0, |range| range.first),
+            floor: if range.is_some() { self.sequences.floor() } else { 0 },
+            independent: options.independent,
         });
         let attempt = |leader: &Leader| awaited.attempt(leader.session_id, self.suspects.list());
-        let answer = match self.caller.call("put_start", deadline, attempt).await {
+        let may_send = |leader: &Leader, uncertain: bool| match &range {
+            Some(range) => range.may_send("an upsert", leader, uncertain),
+            None => Ok(()),
+        };
+        let answer = match self.caller.call_while("put_start", deadline, attempt, may_send).await {
             Ok(answer) => answer,
             Err(failure) => {
                 if !failure.uncertain {

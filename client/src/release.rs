@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::v1::{self, client_request};
+use tidepool_proto::{Error, ErrorCode};
 
 use crate::call::Caller;
 use crate::deadline::Deadline;
@@ -26,14 +27,22 @@ pub(crate) struct Releaser {
 #[derive(Default)]
 struct Owed {
     /// Leases of reads that are over.
-    ready: Vec<u64>,
+    ready: Vec<Lease>,
     sending: bool,
+}
+
+/// A lease, as the master that granted it knows it.
+#[derive(Clone, Copy)]
+pub(crate) struct Lease {
+    pub(crate) object_id: u64,
+    pub(crate) term: u64,
+    pub(crate) expires_log_time_ms: u64,
 }
 
 /// Leases of one get; given back when it is dropped.
 pub(crate) struct Held {
     releaser: Arc<Releaser>,
-    objects: Vec<u64>,
+    leases: Vec<Lease>,
 }
 
 impl Releaser {
@@ -42,15 +51,15 @@ impl Releaser {
     }
 
     pub(crate) fn hold(self: &Arc<Self>) -> Held {
-        Held { releaser: self.clone(), objects: Vec::new() }
+        Held { releaser: self.clone(), leases: Vec::new() }
     }
 
-    fn give_back(self: &Arc<Self>, objects: Vec<u64>) {
+    fn give_back(self: &Arc<Self>, leases: Vec<Lease>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         {
             let mut owed = self.owed.lock();
             let room = OWED_MAX.saturating_sub(owed.ready.len());
-            owed.ready.extend(objects.into_iter().take(room));
+            owed.ready.extend(leases.into_iter().take(room));
             if std::mem::replace(&mut owed.sending, true) {
                 return;
             }
@@ -71,11 +80,23 @@ async fn send(releaser: Weak<Releaser>) {
             }
             std::mem::take(&mut owed.ready)
         };
-        for chunk in ready.chunks(KEYS_PER_REQUEST_MAX) {
-            let body = v1::ReleaseLeaseRequest { object_ids: chunk.to_vec() };
-            let sent = releaser.caller.call("release_lease", Deadline::after(RETURN_DEADLINE), |_| {
-                client_request::Body::ReleaseLease(body.clone())
-            });
+        for chunk in ready.chunk_by(|a, b| a.term == b.term).flat_map(|leases| leases.chunks(KEYS_PER_REQUEST_MAX)) {
+            let term = chunk[0].term;
+            let body = v1::ReleaseLeaseRequest {
+                object_ids: chunk.iter().map(|lease| lease.object_id).collect(),
+                term,
+                expires_log_time_ms: chunk.iter().map(|lease| lease.expires_log_time_ms).collect(),
+            };
+            // Once, and to the master that granted them: a repeat would take somebody else's.
+            let sent = releaser.caller.call_while(
+                "release_lease",
+                Deadline::after(RETURN_DEADLINE),
+                |_| client_request::Body::ReleaseLease(body.clone()),
+                |leader, uncertain| match uncertain || leader.term != term {
+                    true => Err(Error::new(ErrorCode::LeaseExpired, "the master that granted them is asked no more")),
+                    false => Ok(()),
+                },
+            );
             if let Err(failure) = sent.await {
                 tracing::debug!(error = %failure.error, "leases were not given back; they run out by themselves");
             }
@@ -84,15 +105,15 @@ async fn send(releaser: Weak<Releaser>) {
 }
 
 impl Held {
-    pub(crate) fn add(&mut self, object_id: u64) {
-        self.objects.push(object_id);
+    pub(crate) fn add(&mut self, lease: Lease) {
+        self.leases.push(lease);
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.objects.is_empty() {
-            self.releaser.give_back(std::mem::take(&mut self.objects));
+        if !self.leases.is_empty() {
+            self.releaser.give_back(std::mem::take(&mut self.leases));
         }
     }
 }

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use tidepool_proto::v1;
 
+use crate::matching::Matching;
+
 /// Directory entry of one object, and its replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectStat {
@@ -20,6 +22,14 @@ pub struct ObjectStat {
     pub lease_remaining_ms: u32,
     /// Log time since PutStart.
     pub age_ms: u64,
+    /// What it holds.
+    pub data_type: v1::DataType,
+    /// Never evicted.
+    pub hard_pinned: bool,
+    /// Time until its soft pin ends; 0: it has none.
+    pub soft_pin_remaining_ms: u64,
+    /// Name of its group; empty: none.
+    pub group: Bytes,
 }
 
 /// One copy.
@@ -44,6 +54,19 @@ pub struct ListedObject {
     pub length: u64,
     /// Copies.
     pub replicas: u32,
+    /// What it holds.
+    pub data_type: v1::DataType,
+    /// Never evicted.
+    pub hard_pinned: bool,
+}
+
+/// Which objects a listing wants.
+#[derive(Clone, Debug, Default)]
+pub struct ListFilter {
+    /// Keys.
+    pub matching: Matching,
+    /// Objects that hold this; None: all.
+    pub data_type: Option<v1::DataType>,
 }
 
 /// One page of a listing, in the order of the directory (by hash, stable).

@@ -259,7 +259,7 @@ async fn checksums_of_a_large_value_end_by_the_deadline() {
     let cluster = FakeCluster::start(1, 1);
     let client = cluster.client().await;
     let value = vec![payload(1, 64 << 20); 256];
-    let large = PutItem { key: "large".into(), value };
+    let large = PutItem { key: "large".into(), value, group: bytes::Bytes::new() };
     let options = PutOptions { deadline: Some(Duration::from_millis(200)), ..PutOptions::default() };
     let started = Instant::now();
     let error = client.put_many(vec![large], options).await.remove(0).unwrap_err();

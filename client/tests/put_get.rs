@@ -142,7 +142,7 @@ async fn values_in_parts_memory_too_small_stat_list_and_lease_return() {
     let cluster = FakeCluster::start(1, 2);
     let client = cluster.client().await;
     let value = vec![Bytes::from_static(b"one "), Bytes::new(), Bytes::from_static(b"two")];
-    let put = client.put_many(vec![PutItem { key: "parts".into(), value }], two_copies()).await;
+    let put = client.put_many(vec![PutItem { key: "parts".into(), value, group: Bytes::new() }], two_copies()).await;
     assert_eq!(put[0].as_ref().unwrap().copies, 2);
     assert_eq!(client.get("parts", None).await.unwrap(), "one two");
     let (buffer, memory) = Buffer::zeroed(6);
@@ -238,7 +238,7 @@ async fn case_048_one_target_fails_mid_put_and_nothing_leaks() {
             assert_eq!(client.get(key, None).await.unwrap(), payload(i, 5000));
         }
         let strict =
-            PutOptions { replica_num: 2, mode: ReplicaMode::Strict, deadline: Some(Duration::from_millis(300)) };
+            PutOptions { mode: ReplicaMode::Strict, deadline: Some(Duration::from_millis(300)), ..two_copies() };
         let error = client.put("strict", "x", strict).await.unwrap_err();
         assert!(
             matches!(error.code(), ErrorCode::NotEnoughReplicas | ErrorCode::NoSpace | ErrorCode::Fenced),

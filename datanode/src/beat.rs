@@ -1,23 +1,24 @@
 //! The heartbeat conversation of one life: beats to the leader, its commands back, and the next leader when this one is lost.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{Address, ClusterId, Error, ErrorCode, History, LogTime, ReplicaId, v1};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
+use crate::copier::Copier;
 use crate::inspection::Inspector;
 use crate::life::Life;
 use crate::masters::{Client, Masters, status_error};
 use crate::membership::Standing;
 use crate::metrics::Metrics;
 use crate::options::MasterTiming;
+use crate::payload::Payload;
 use crate::registration::{is_forgotten, wire_identity};
 
 /// Acknowledgements, and verdicts, that one beat carries.
@@ -38,6 +39,8 @@ pub(crate) struct Beat<'a> {
     pub(crate) masters: &'a Masters,
     pub(crate) timing: MasterTiming,
     pub(crate) verifications_max: usize,
+    pub(crate) copies_max: usize,
+    pub(crate) payload: Arc<Payload>,
     pub(crate) life: Arc<Life>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) standing: Arc<Mutex<Standing>>,
@@ -61,11 +64,13 @@ impl Beat<'_> {
     /// Beats until the life is over.
     pub(crate) async fn run(self, registered_with: Address) -> BeatEnd {
         let inspector = Inspector::new(self.life.clone(), self.metrics.clone(), self.verifications_max);
+        let copier = Copier::new(self.life.clone(), self.payload.clone(), self.metrics.clone(), self.copies_max);
         let mut sequence = 0;
         let mut first = Some(registered_with);
         loop {
             self.life.writes().acknowledgements_lost();
             inspector.verdicts().lost();
+            copier.reports().lost();
             let (mut conversation, answer) = match self.open(first.as_ref(), &mut sequence).await {
                 Ok(opened) => opened,
                 Err(end) => return end,
@@ -76,8 +81,8 @@ impl Beat<'_> {
                 standing.leader = Some(conversation.leader.clone());
                 standing.doing = "serving".into();
             }
-            let lost = match self.obey(answer, &inspector) {
-                Ok(()) => self.converse(&mut conversation, &inspector, &mut sequence).await,
+            let lost = match self.obey(answer, &inspector, &copier) {
+                Ok(()) => self.converse(&mut conversation, &inspector, &copier, &mut sequence).await,
                 Err(lost) => lost,
             };
             self.life.writes().clock().lost();
@@ -129,7 +134,13 @@ impl Beat<'_> {
         }
     }
 
-    async fn converse(&self, conversation: &mut Conversation, inspector: &Inspector, sequence: &mut u64) -> Lost {
+    async fn converse(
+        &self,
+        conversation: &mut Conversation,
+        inspector: &Inspector,
+        copier: &Copier,
+        sequence: &mut u64,
+    ) -> Lost {
         let interval = self.life.registration().heartbeat_interval;
         let patience = self.timing.heartbeat_timeout.max(interval * 4);
         let mut ticker = tokio::time::interval(interval);
@@ -145,7 +156,7 @@ impl Beat<'_> {
                         Err(status) => return Lost::Leader(None, status_error(status).to_string()),
                     };
                     silence.as_mut().reset(tokio::time::Instant::now() + patience);
-                    if let Err(lost) = self.obey(answer, inspector) {
+                    if let Err(lost) = self.obey(answer, inspector, copier) {
                         return lost;
                     }
                     continue;
@@ -154,6 +165,7 @@ impl Beat<'_> {
                 _ = ticker.tick() => {}
                 () = self.life.writes().acknowledgement_ready() => {}
                 () = inspector.verdicts().ready() => {}
+                () = copier.reports().ready() => {}
             }
             *sequence += 1;
             let mut beat = self.bare_beat(*sequence);
@@ -161,6 +173,7 @@ impl Beat<'_> {
                 Ok(slot) => {
                     beat.fenced_replicas = self.life.writes().take_acknowledgements(*sequence, PER_BEAT_MAX);
                     beat.verdicts = inspector.verdicts().take(*sequence, PER_BEAT_MAX);
+                    beat.copies = copier.reports().take(*sequence, PER_BEAT_MAX);
                     self.metrics.fence_acknowledgements.inc_by(beat.fenced_replicas.len() as u64);
                     slot.send(beat);
                 }
@@ -183,11 +196,12 @@ impl Beat<'_> {
             fenced_replicas: Vec::new(),
             verdicts: Vec::new(),
             identity: Some(wire_identity(Some(registration.cluster), registration.history, registration.node)),
+            copies: Vec::new(),
         }
     }
 
     /// Does what an answer says.
-    fn obey(&self, answer: v1::HeartbeatResponse, inspector: &Inspector) -> Result<(), Lost> {
+    fn obey(&self, answer: v1::HeartbeatResponse, inspector: &Inspector, copier: &Copier) -> Result<(), Lost> {
         let known = Known::of(&self.life);
         if !known.is_same_life(answer.identity.as_ref()) {
             return Err(Lost::Leader(None, "it speaks for another history or cluster".into()));
@@ -212,6 +226,7 @@ impl Beat<'_> {
         self.standing.lock().last_beat = Some(Instant::now());
         writes.acknowledgements_arrived(answer.sequence);
         inspector.verdicts().arrived(answer.sequence);
+        copier.reports().arrived(answer.sequence);
         if !answer.fence_replicas.is_empty() {
             let replicas: Vec<ReplicaId> = answer.fence_replicas.iter().map(|&id| ReplicaId(id)).collect();
             tracing::info!(count = replicas.len(), first = %replicas[0], term = answer.term, "fencing on the leader's word");
@@ -220,6 +235,9 @@ impl Beat<'_> {
         }
         for verify in answer.verify {
             inspector.inspect(verify);
+        }
+        for order in answer.copy {
+            copier.copy(order);
         }
         Ok(())
     }
@@ -295,41 +313,4 @@ async fn greet(
         ));
     }
     Ok(Ok((beats, answers, answer)))
-}
-
-/// Verdicts that wait for a beat, each sent until its beat is answered.
-#[derive(Default)]
-pub(crate) struct Verdicts {
-    waiting: Mutex<BTreeMap<u64, (v1::Verdict, Option<u64>)>>,
-    ready: Notify,
-}
-
-impl Verdicts {
-    pub(crate) fn add(&self, verdict: v1::Verdict) {
-        self.waiting.lock().insert(verdict.replica_id, (verdict, None));
-        self.ready.notify_one();
-    }
-    pub(crate) fn len(&self) -> usize {
-        self.waiting.lock().len()
-    }
-    async fn ready(&self) {
-        self.ready.notified().await;
-    }
-    fn take(&self, sequence: u64, max: usize) -> Vec<v1::Verdict> {
-        let mut waiting = self.waiting.lock();
-        let unsent = waiting.values_mut().filter(|(_, sent)| sent.is_none()).take(max);
-        unsent
-            .map(|(verdict, sent)| {
-                *sent = Some(sequence);
-                verdict.clone()
-            })
-            .collect()
-    }
-    fn arrived(&self, sequence: u64) {
-        self.waiting.lock().retain(|_, (_, sent)| sent.is_none_or(|sent| sent > sequence));
-    }
-    fn lost(&self) {
-        self.waiting.lock().values_mut().for_each(|(_, sent)| *sent = None);
-        self.ready.notify_one();
-    }
 }

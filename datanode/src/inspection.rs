@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use tidepool_proto::{Error, ErrorCode, ObjectId, SegmentId, v1};
 use tokio::sync::mpsc;
 
-use crate::beat::Verdicts;
 use crate::life::Life;
 use crate::metrics::Metrics;
+use crate::outbox::Outbox;
 use crate::verify::{Expected, Verifier};
 
 /// Bytes between two looks at whether the life is over.
@@ -26,7 +26,7 @@ pub(crate) struct Inspector {
 struct Shared {
     /// Replicas that wait or run: the leader repeats itself.
     pending: Mutex<BTreeSet<u64>>,
-    verdicts: Verdicts,
+    verdicts: Outbox<v1::Verdict>,
 }
 
 impl Inspector {
@@ -34,7 +34,7 @@ impl Inspector {
     pub(crate) fn new(life: Arc<Life>, metrics: Arc<Metrics>, limit: usize) -> Inspector {
         let limit = limit.max(1);
         let (queue, mut commands) = mpsc::channel::<v1::VerifyReplica>(limit);
-        let shared = Arc::new(Shared { pending: Mutex::default(), verdicts: Verdicts::default() });
+        let shared = Arc::new(Shared { pending: Mutex::default(), verdicts: Outbox::default() });
         let worker = shared.clone();
         tokio::spawn(async move {
             while let Some(command) = commands.recv().await {
@@ -43,7 +43,7 @@ impl Inspector {
                 let inspected = tokio::task::spawn_blocking(move || inspect(&life, &metrics, &command)).await;
                 worker.pending.lock().remove(&replica);
                 match inspected {
-                    Ok(Some(verdict)) => worker.verdicts.add(verdict),
+                    Ok(Some(verdict)) => worker.verdicts.add(verdict.replica_id, verdict),
                     Ok(None) => {}
                     Err(error) => tracing::error!(replica, %error, "inspection failed"),
                 }
@@ -64,7 +64,7 @@ impl Inspector {
         }
     }
 
-    pub(crate) fn verdicts(&self) -> &Verdicts {
+    pub(crate) fn verdicts(&self) -> &Outbox<v1::Verdict> {
         &self.shared.verdicts
     }
 }

@@ -11,6 +11,7 @@
 //! seam) and `writes` (ONE-WRITER, fences, replays).
 
 mod beat;
+mod copier;
 mod datanode;
 mod describe;
 mod host_memory;
@@ -24,6 +25,7 @@ mod masters;
 mod membership;
 mod metrics;
 mod options;
+mod outbox;
 mod payload;
 mod prefault;
 mod registration;

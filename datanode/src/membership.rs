@@ -175,6 +175,8 @@ impl Membership {
             masters: &self.masters,
             timing: self.options.timing,
             verifications_max: self.options.limits.verifications_max,
+            copies_max: self.options.limits.copies_max,
+            payload: self.payload.clone(),
             life: life.clone(),
             metrics: self.metrics.clone(),
             standing: self.standing.clone(),

@@ -43,6 +43,7 @@ pub(crate) struct Metrics {
     pub(crate) bad_frames: IntCounter,
     pub(crate) discarded_bytes: IntCounter,
     pub(crate) leader_searches: IntCounter,
+    pub(crate) copies: IntCounterVec,
     pub(crate) connections: IntCounterVec,
     pub(crate) connections_refused: IntCounterVec,
 }
@@ -98,6 +99,7 @@ impl Metrics {
             registrations: counter(r, "registrations_total", "incarnations begun by this process")?,
             beats: counter(r, "heartbeats_total", "heartbeats answered by a leader")?,
             leader_searches: counter(r, "leader_searches_total", "rounds over the masters in search of the leader")?,
+            copies: counter_vec(r, "copies_total", "copies from other datanodes, by outcome", &["outcome"])?,
             connections: counter_vec(r, "connections_total", "connections accepted, by kind", &["kind"])?,
             connections_refused: counter_vec(
                 r,

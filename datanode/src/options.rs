@@ -42,6 +42,8 @@ pub struct DatanodeLimits {
     pub open_writes_max: usize,
     /// Verifications for the leader that wait or run; what is over the limit is left to the leader to ask again.
     pub verifications_max: usize,
+    /// Copies from other datanodes made at once (N2); more wait.
+    pub copies_max: usize,
 }
 
 impl Default for DatanodeLimits {
@@ -53,6 +55,7 @@ impl Default for DatanodeLimits {
             greeting_timeout: Duration::from_secs(5),
             open_writes_max: 16_384,
             verifications_max: 1024,
+            copies_max: 4,
         }
     }
 }

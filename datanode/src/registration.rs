@@ -73,6 +73,8 @@ pub(crate) async fn mount(
             let later = |error: &Error| error.code().is_retryable() && !is_forgotten(error);
             let failures = response.segments.iter().filter_map(|segment| segment.error.clone()).map(Error::from);
             match response.error.map(Error::from).or_else(|| failures.into_iter().find(later)) {
+                // A stranger in the list says WRONG_CLUSTER: the search goes on, and ends when nobody else is left.
+                Some(error) if error.code() == ErrorCode::WrongCluster => Err(error),
                 Some(error) if is_forgotten(&error) => Ok(Err(error)),
                 Some(error) => Err(error),
                 None => Ok(Ok(response.segments)),

@@ -7,6 +7,7 @@
 //! Start with `directory::op`, then `service`.
 
 pub mod directory;
+pub mod eviction;
 mod service;
 
 pub use service::{FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped};

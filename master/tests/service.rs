@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Quorum, code, until};
+use support::{Quorum, code, item, until};
 use tidepool_proto::capability::Verb;
 use tidepool_proto::object::{extent_bytes, stored_bytes};
 use tidepool_proto::v1::client_request::Body as Ask;
@@ -65,10 +65,47 @@ async fn a_leased_object_is_removed_only_with_force_and_its_space_waits_for_the_
     assert_eq!(client.remove(b"k", 2, v1::RemoveMode::Force).await, ErrorCode::Ok);
     assert_eq!(client.exist(&[b"k"], v1::LeaseMode::NoTouch, 0).await, [false]);
     assert_eq!(segment(&quorum).await.retired_bytes, extent_bytes(1000), "leased space must not return");
-    client.ask(Ask::ReleaseLease(v1::ReleaseLeaseRequest { object_ids: vec![object] })).await.expect("release");
+    client.ask(Ask::ReleaseLease(release(&quorum, object))).await.expect("release");
     until("the space returns after the lease was given back", || async { segment(&quorum).await.retired_bytes == 0 })
         .await;
     assert_eq!(segment(&quorum).await.free_bytes, 16 * MIB);
+}
+
+/// A release of a lease of this term that runs for long.
+fn release(quorum: &Quorum, object: u64) -> v1::ReleaseLeaseRequest {
+    let term = quorum.master.readiness().term;
+    v1::ReleaseLeaseRequest { object_ids: vec![object], term, expires_log_time_ms: vec![u64::MAX] }
+}
+
+/// L3: what a release names must still be its own lease: of this term, and not run out.
+#[tokio::test]
+async fn a_release_of_another_term_or_of_a_lease_that_ran_out_ends_nobody_elses() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(16 * MIB).await, quorum.client().await);
+    let object = client.put(b"k", 1000, &node).await;
+    client.exist(&[b"k"], v1::LeaseMode::Grant, 60_000).await;
+    let own = release(&quorum, object);
+    let late = v1::ReleaseLeaseRequest { expires_log_time_ms: vec![1], ..own.clone() };
+    let other_term = v1::ReleaseLeaseRequest { term: own.term + 1, ..own.clone() };
+    for foreign in [late, other_term] {
+        client.ask(Ask::ReleaseLease(foreign)).await.expect("release");
+        assert_eq!(client.remove(b"k", 1, v1::RemoveMode::RespectLease).await, ErrorCode::ObjectHasLease);
+    }
+    client.ask(Ask::ReleaseLease(own)).await.expect("release");
+    assert_eq!(client.remove(b"k", 2, v1::RemoveMode::RespectLease).await, ErrorCode::Ok);
+}
+
+/// W8. Without the look at the recorded outcome the repeat meets the newer object's lease.
+#[tokio::test]
+async fn a_repeated_remove_answers_as_the_first_did_whatever_has_the_key_by_now() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(16 * MIB).await, quorum.client().await);
+    client.put(b"k", 1000, &node).await;
+    assert_eq!(client.remove(b"k", 1, v1::RemoveMode::RespectLease).await, ErrorCode::Ok);
+    client.put(b"k", 1000, &node).await;
+    client.exist(&[b"k"], v1::LeaseMode::Grant, 60_000).await;
+    assert_eq!(client.remove(b"k", 1, v1::RemoveMode::RespectLease).await, ErrorCode::Ok);
+    assert_eq!(client.exist(&[b"k"], v1::LeaseMode::NoTouch, 0).await, [true], "the newer object stays");
 }
 
 #[tokio::test]
@@ -111,9 +148,9 @@ async fn a_larger_put_finds_room_among_smaller_objects() {
 async fn a_put_into_a_pool_of_leased_objects_ends_no_space_by_its_deadline() {
     let quorum = Quorum::start(|_| {}).await;
     let (node, mut client) = (quorum.datanode(4 * MIB).await, quorum.client().await);
-    client.put(b"leased", 3 * MIB / 2, &node).await;
+    client.put(b"leased", 7 * MIB / 8, &node).await;
     client.exist(&[b"leased"], v1::LeaseMode::Grant, 60_000).await;
-    let item = v1::PutStartItem { key: b"big"[..].into(), length: 3 * MIB, token: vec![1; 16].into() };
+    let item = item(b"big", 7 * MIB / 2, [1; 16]);
     let request = v1::PutStartRequest { session_id: client.session, items: vec![item], ..Default::default() };
     let body = Some(Ask::PutStart(request));
     let request = v1::ClientRequest { id: 1, remaining_ms: 300, tenant: String::new(), body };
@@ -190,7 +227,7 @@ async fn bad_input_is_refused_by_its_own_code_and_changes_nothing() {
     let long = vec![b'x'; 4097];
     let keys = |key: &[u8]| Some(v1::Keys::pack([key]));
     let put = |key: &[u8], length: u64, session: u64| {
-        let item = v1::PutStartItem { key: key.to_vec().into(), length, token: vec![3; 16].into() };
+        let item = item(key, length, [3; 16]);
         Ask::PutStart(v1::PutStartRequest { session_id: session, items: vec![item], ..Default::default() })
     };
     let session = client.session;
@@ -260,7 +297,7 @@ async fn segment(quorum: &Quorum) -> v1::SegmentStatus {
 async fn case_096_a_client_that_suspects_every_datanode_is_still_given_one() {
     let quorum = Quorum::start(|_| {}).await;
     let (node, mut client) = (quorum.datanode(16 * MIB).await, quorum.client().await);
-    let item = v1::PutStartItem { key: b"k"[..].into(), length: 1000, token: vec![1; 16].into() };
+    let item = item(b"k", 1000, [1; 16]);
     let request = v1::PutStartRequest {
         session_id: client.session,
         items: vec![item],
@@ -271,4 +308,26 @@ async fn case_096_a_client_that_suspects_every_datanode_is_still_given_one() {
         Ok(Answer::PutStart(r)) => assert_eq!(code(&r.grants[0].error), ErrorCode::Ok),
         other => panic!("{other:?}"),
     }
+}
+
+/// The answers end when the client says no more and its calls are answered. Fails (for ever) when the stream of requests,
+/// though it is over, keeps the way of late answers open.
+#[tokio::test]
+async fn a_stream_ends_after_its_client_says_no_more() {
+    let quorum = Quorum::start(|_| {}).await;
+    let mut client = quorum.client().await;
+    let ask = |body| v1::ClientRequest { id: 1, remaining_ms: 5_000, tenant: String::new(), body: Some(body) };
+    let exist = v1::ExistRequest { keys: Some(v1::Keys::pack([b"k"])), ..Default::default() };
+    let list = v1::ListRequest::default();
+    let requests = futures::stream::iter([ask(Ask::Exist(exist)), ask(Ask::List(list))]);
+    let mut answers = client.rpc.session(requests).await.expect("a stream").into_inner();
+    let all = async {
+        let mut count = 0;
+        while let Some(answer) = answers.message().await.expect("no error") {
+            assert_eq!(answer.error, None);
+            count += 1;
+        }
+        count
+    };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), all).await, Ok(2));
 }

@@ -58,6 +58,11 @@ error_codes! {
     /// The tenant is not registered.
     TenantNotRegistered = 10, "TENANT_NOT_REGISTERED", -1701, fatal;
 
+    /// The tenant's quota is used up and nothing of its own could be evicted.
+    TenantQuotaExceeded = 11, "TENANT_QUOTA_EXCEEDED", -1700, retry;
+    /// The tenant still holds objects.
+    TenantNotEmpty = 12, "TENANT_NOT_EMPTY", -1702, fatal;
+
     /// No such object.
     ObjectNotFound = 20, "OBJECT_NOT_FOUND", -704, fatal;
     /// A COMPLETE object has this key already.
@@ -87,6 +92,13 @@ error_codes! {
     /// The session is unknown: say hello again.
     SessionUnknown = 33, "SESSION_UNKNOWN", -103, retry;
 
+    /// A copy or move of this object is under way.
+    ObjectHasTask = 34, "OBJECT_HAS_REPLICATION_TASK", -708, retry;
+    /// The object has no such replica.
+    ReplicaNotFound = 35, "REPLICA_NOT_FOUND", -710, fatal;
+    /// The object has a replica there already.
+    ReplicaAlreadyExists = 36, "REPLICA_ALREADY_EXISTS", -711, fatal;
+
     /// No such segment, or of another node.
     SegmentNotFound = 40, "SEGMENT_NOT_FOUND", -101, fatal;
     /// The segment name is taken with another size.
@@ -95,6 +107,11 @@ error_codes! {
     NodeUnknown = 42, "NODE_UNKNOWN", -103, retry;
     /// A newer incarnation of this node is registered; this process must exit.
     Fenced = 43, "FENCED", -101, fatal;
+
+    /// No such task, or it was forgotten after it ended.
+    TaskNotFound = 50, "TASK_NOT_FOUND", -1400, fatal;
+    /// As many tasks as may be are waiting or running.
+    TaskLimit = 51, "TASK_PENDING_LIMIT_EXCEEDED", -1401, retry;
 
     /// The data plane failed: connection, short transfer, refused item.
     TransferFailed = 60, "TRANSFER_FAIL", -800, retry;

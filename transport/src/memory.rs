@@ -40,6 +40,27 @@ pub trait WriteTicket: Send {
     fn finish(self: Box<Self>, received: bool) -> WriteReply;
 }
 
+impl dyn WriteTicket + '_ {
+    /// Writes one chunk from memory: what an engine does with one from a socket. Chunks come in order from the start.
+    pub fn fill(&mut self, offset: u64, chunk: &[u8]) -> Result<(), Error> {
+        let slice = self.enter()?;
+        let fits =
+            usize::try_from(offset).ok().filter(|at| at.checked_add(chunk.len()).is_some_and(|end| end <= slice.len()));
+        match fits {
+            // SAFETY: between `enter` and `leave` the slice is mapped and nobody else writes it; the range lies in it.
+            Some(at) => unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), slice.as_ptr().add(at), chunk.len()) },
+            None => {
+                self.leave(offset);
+                let (bytes, len) = (chunk.len(), slice.len());
+                let message = format!("{bytes} bytes at {offset} do not lie within an extent of {len}");
+                return Err(Error::new(tidepool_proto::ErrorCode::OutOfBounds, message));
+            }
+        }
+        self.leave(offset + chunk.len() as u64);
+        Ok(())
+    }
+}
+
 /// What became of a put at the datanode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteOutcome {

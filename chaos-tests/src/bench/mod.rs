@@ -2,6 +2,7 @@
 
 pub mod directory;
 pub mod figure;
+pub mod pressure;
 pub mod put_get;
 pub mod raw_socket;
 
@@ -21,6 +22,8 @@ pub enum Suite {
     PutGet,
     /// The master: replicated puts a second, CPU of exist, memory per object.
     Directory,
+    /// Puts into a full pool: how many succeed, and how slow the slowest are.
+    Pressure,
 }
 
 /// Options of `tidepool bench SUITE`.
@@ -49,6 +52,9 @@ pub struct BenchOptions {
 /// Runs a suite against a pool of its own; one line a case.
 pub async fn run(options: &BenchOptions, binary: &Path, format: Format) -> Result<()> {
     let work_dir = WorkDir::open(options.work_dir.as_deref(), "bench")?;
+    if options.suite == Suite::Pressure {
+        return pressure::run(options, binary, work_dir.path(), &mut Printer::new(format)).await;
+    }
     let mut cluster_options = ClusterOptions::new(binary, &work_dir.path().join("pool"));
     cluster_options.segment_bytes = options.segment.0;
     // An election in the middle of a run would be measured as throughput.
@@ -58,5 +64,6 @@ pub async fn run(options: &BenchOptions, binary: &Path, format: Format) -> Resul
     match options.suite {
         Suite::PutGet => put_get::run(options, binary, &mut cluster, work_dir.path(), &mut printer).await,
         Suite::Directory => directory::run(options, &mut cluster, work_dir.path(), &mut printer).await,
+        Suite::Pressure => unreachable!("it starts its own pools"),
     }
 }

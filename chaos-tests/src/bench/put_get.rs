@@ -207,12 +207,7 @@ impl Landing {
     }
 }
 
-async fn get_batches(
-    client: Client,
-    names: Vec<Vec<String>>,
-    bytes: usize,
-    into: Arc<Landing>,
-) -> Result<Duration> {
+async fn get_batches(client: Client, names: Vec<Vec<String>>, bytes: usize, into: Arc<Landing>) -> Result<Duration> {
     let mut spent = Duration::ZERO;
     for keys in &names {
         let memory = into.batches.lock().pop_front().context("landing memory was not given back")?;

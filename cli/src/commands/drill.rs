@@ -1,13 +1,13 @@
 //! `tidepool drill`, `tidepool bench` and the demo: wired to the library that runs this binary as separate processes.
 
 use anyhow::Context as _;
-use tidepool_chaos_tests::bench::BenchOptions;
+use tidepool_chaos_tests::bench::figure::Printer;
 use tidepool_chaos_tests::demo::DemoOptions;
 use tidepool_chaos_tests::drill;
 use tidepool_chaos_tests::output::{Format as ReportFormat, Verdict};
 
 use super::Context;
-use crate::args::DrillCommand;
+use crate::args::{BenchArgs, BenchCommand, DrillCommand};
 use crate::exit::{Exit, Failed};
 use crate::output::Format;
 
@@ -47,8 +47,15 @@ pub async fn run(context: &Context, command: &DrillCommand) -> anyhow::Result<Ex
 }
 
 /// Measures.
-pub async fn bench(context: &Context, options: &BenchOptions) -> anyhow::Result<Exit> {
-    tidepool_chaos_tests::bench::run(options, &binary()?, report_format(context.format)).await?;
+pub async fn bench(context: &Context, args: &BenchArgs) -> anyhow::Result<Exit> {
+    let format = report_format(context.format);
+    match (&args.command, &args.pool) {
+        (Some(BenchCommand::Trace(options)), _) => {
+            crate::trace::run(options, &binary()?, &mut Printer::new(format)).await?;
+        }
+        (None, Some(options)) => tidepool_chaos_tests::bench::run(options, &binary()?, format).await?,
+        (None, None) => return Err(Failed::usage("name a suite; see: tidepool bench --help")),
+    }
     Ok(Exit::Success)
 }
 

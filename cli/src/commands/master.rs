@@ -1,5 +1,6 @@
 //! `tidepool master`: one member of the quorum, until a signal, or until it cannot go on.
 
+use tidepool_master::directory::Strategy;
 use tidepool_master::{FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Stopped};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
@@ -139,6 +140,18 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
         "protect" => FailoverReclaim::Protect,
         _ => FailoverReclaim::Allow,
     };
+    options.eviction_policy = config.text("master.eviction_policy").to_owned();
+    options.evict_soft_pinned = config.boolean("master.evict_soft_pinned");
+    options.soft_pin_ttl_default = config.duration("master.soft_pin_ttl");
+    options.objects_max = config.integer("master.objects_max");
+    (options.allocation_strategy, options.local_first) = match config.text("master.allocation_strategy") {
+        "random" => (Strategy::Random, false),
+        "free_ratio_first" => (Strategy::FreeRatioFirst, false),
+        "local_first" => (Strategy::Balanced, true),
+        _ => (Strategy::Balanced, false),
+    };
+    options.session_idle_timeout = config.duration("master.session_idle_timeout");
+    options.heal_bytes_per_second = config.size("master.heal_bytes_per_second");
     options.node_heartbeat_interval = config.duration("master.node_heartbeat_interval");
     options.node_suspect_timeout = config.duration("master.node_suspect_timeout");
     options.node_forget_timeout = config.duration("master.node_forget_timeout");

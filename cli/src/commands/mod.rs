@@ -10,10 +10,13 @@ pub mod explain;
 pub mod get;
 pub mod ls;
 pub mod master;
+pub mod pin;
 pub mod put;
 pub mod rm;
 pub mod stat;
 pub mod status;
+pub mod task;
+pub mod tenant;
 pub mod transfer_leader;
 
 use std::time::Duration;

@@ -9,7 +9,7 @@ use super::{Context, report};
 use crate::args::StatArgs;
 use crate::config::value::{show_duration, show_size};
 use crate::exit::Exit;
-use crate::output::{self, Format, Table, count};
+use crate::output::{self, Format, Table, count, show_key, show_type};
 
 /// Shows objects; every key has its own outcome.
 pub async fn run(context: &Context, args: &StatArgs) -> anyhow::Result<Exit> {
@@ -72,6 +72,14 @@ fn in_two_levels(key: &str, stat: &ObjectStat) -> String {
         show_size(stat.length),
         milliseconds(stat.age_ms),
     );
+    let pin = match (stat.hard_pinned, stat.soft_pin_remaining_ms) {
+        (true, _) => "hard-pinned".to_owned(),
+        (false, 0) => "not pinned".to_owned(),
+        (false, left) => format!("soft-pinned for {}", milliseconds(left)),
+    };
+    let group =
+        if stat.group.is_empty() { "no group".to_owned() } else { format!("group '{}'", show_key(&stat.group)) };
+    text.push_str(&format!("  kept       {pin}, {group}, type {}\n", show_type(stat.data_type)));
     if stat.replicas.is_empty() {
         text.push_str("  copies     none\n");
     }
@@ -118,13 +126,16 @@ fn as_json(key: &str, stat: &ObjectStat) -> Value {
     json!({
         "key": key, "object_id": stat.object_id, "bytes": stat.length, "state": stat.state, "leases": stat.leases,
         "lease_remaining_ms": stat.lease_remaining_ms, "age_ms": stat.age_ms, "copies": copies,
+        "type": show_type(stat.data_type), "hard_pinned": stat.hard_pinned,
+        "soft_pin_remaining_ms": stat.soft_pin_remaining_ms, "group": show_key(&stat.group),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidepool_client::ReplicaStat;
+    use bytes::Bytes;
+    use tidepool_client::{DataType, ReplicaStat};
 
     #[test]
     fn the_two_levels_name_directory_and_every_copy() {
@@ -146,6 +157,10 @@ mod tests {
             leases: 1,
             lease_remaining_ms: 1500,
             age_ms: 20_000,
+            data_type: DataType::Kvcache,
+            hard_pinned: false,
+            soft_pin_remaining_ms: 0,
+            group: Bytes::new(),
         };
         let text = in_two_levels("k", &stat);
         for part in

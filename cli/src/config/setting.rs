@@ -240,6 +240,51 @@ pub static SETTINGS: &[Setting] = &[
         "allow",
         "when a new leader runs out of space before its predecessor's leases ended: allow reuses space (a late reader gets a miss), protect refuses the put",
     ),
+    setting(
+        Section::Master,
+        "eviction_policy",
+        Kind::Choice(&["adaptive", "lru", "s3-fifo"]),
+        "adaptive",
+        "which objects go first when space is needed; see Eviction in the book",
+    ),
+    setting(
+        Section::Master,
+        "evict_soft_pinned",
+        Kind::Boolean,
+        "true",
+        "whether soft-pinned objects go when nothing else is left; otherwise the put is refused",
+    )
+    .flags(&[alias("allow_evict_soft_pinned_objects", Unit::Own)]),
+    setting(Section::Master, "soft_pin_ttl", Kind::Duration, "30m", "soft pin of a put that names no time, 1ms to 24h")
+        .flags(&[alias("default_kv_soft_pin_ttl", Unit::Milliseconds)]),
+    setting(
+        Section::Master,
+        "objects_max",
+        Kind::Integer(1, 1 << 32),
+        "268435456",
+        "objects in the directory; above it puts evict by count. Count on 300 bytes of master memory each; replicated",
+    ),
+    setting(
+        Section::Master,
+        "allocation_strategy",
+        Kind::Choice(&["balanced", "random", "free_ratio_first", "local_first"]),
+        "balanced",
+        "where replicas go: the emptier of two segments drawn, any, the emptiest of six, or the writer's own host first; replicated",
+    ),
+    setting(
+        Section::Master,
+        "session_idle_timeout",
+        Kind::Duration,
+        "10m",
+        "silence after which a client's session ends; a client that still lives says hello again",
+    ),
+    setting(
+        Section::Master,
+        "heal_bytes_per_second",
+        Kind::Size,
+        "256MiB",
+        "bytes a second that are copied to make up for copies lost with a datanode",
+    ),
     setting(Section::Master, "node_heartbeat_interval", Kind::Duration, "200ms", "how often datanodes report"),
     setting(
         Section::Master,

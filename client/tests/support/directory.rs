@@ -66,6 +66,9 @@ pub fn op_of(ask: &Ask) -> &'static str {
         Ask::List(_) => "list",
         Ask::Stat(_) => "stat",
         Ask::ReadReport(_) => "read_report",
+        Ask::RemoveMatching(_) => "remove_matching",
+        Ask::Pin(_) => "pin",
+        Ask::ReplicaClear(_) => "replica_clear",
     }
 }
 
@@ -265,6 +268,7 @@ impl State {
                     object_id: o.id,
                     length: o.length,
                     replicas: o.replicas.len() as u32,
+                    ..Default::default()
                 });
                 Say::List(v1::ListResponse { objects: objects.collect(), more: false, next: Bytes::new() })
             }
@@ -289,6 +293,9 @@ impl State {
                     None => v1::ObjectStat { code: ErrorCode::ObjectNotFound as u32, ..Default::default() },
                 });
                 Say::Stat(v1::StatResponse { objects: objects.collect(), nodes: self.node_addresses() })
+            }
+            Ask::RemoveMatching(_) | Ask::Pin(_) | Ask::ReplicaClear(_) => {
+                panic!("the fake directory has no such thing")
             }
             Ask::ReadReport(report) => {
                 self.reports.extend(report.reports);

@@ -189,6 +189,7 @@ impl Service {
             cluster_secret: state.secret.0.to_vec().into(),
             heartbeat_interval_ms: 20,
             log_time_ms: state.log_time_ms,
+            term: state.term,
         };
         drop(state);
         self.quorum.changed();
@@ -208,6 +209,9 @@ impl Service {
     fn mount(&self, request: &v1::MountRequest) -> Result<v1::MountResponse, Error> {
         self.leading()?;
         let mut state = self.quorum.state.lock();
+        if request.identity.as_ref().is_some_and(|theirs| theirs.cluster_uuid[..] != state.cluster.0) {
+            return Err(Error::new(ErrorCode::WrongCluster, "this is another cluster"));
+        }
         Service::known(&state, request.node_id, request.incarnation)?;
         let mut segments = Vec::new();
         for segment in &request.segments {

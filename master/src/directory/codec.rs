@@ -8,11 +8,13 @@
 //! Decoding borrows keys and text from the entry. What is well formed but wrong is left to apply, which refuses it;
 //! what is not well formed is an error of the log, not of a client.
 
-use super::limits::{Config, FEATURE_LEVEL};
+use super::digest::soft_pin_parts;
+use super::limits::{Config, FEATURE_LEVEL, Strategy};
 use super::op::{
-    Contact, Entry, Op, PutEnd, PutStart, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId,
-    Statuses, TenantId,
+    Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
+    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Turn,
 };
+use super::tasks::TaskState;
 pub use super::varint::DecodeError;
 use super::varint::{Reader, put_bytes, put_varint};
 use bytes::Bytes;
@@ -44,6 +46,14 @@ mod tag {
     pub(super) const DROP_REPLICA: u8 = 16;
     pub(super) const SET_CONFIG: u8 = 17;
     pub(super) const CHECKPOINT: u8 = 18;
+    pub(super) const REMOVE_OBJECTS: u8 = 19;
+    pub(super) const SET_PIN: u8 = 20;
+    pub(super) const SET_TENANT: u8 = 21;
+    pub(super) const DROP_TENANT: u8 = 22;
+    pub(super) const COPY_START: u8 = 23;
+    pub(super) const COPY_END: u8 = 24;
+    pub(super) const CREATE_TASK: u8 = 25;
+    pub(super) const END_TASK: u8 = 26;
 }
 
 /// Ops being gathered into an entry. Ops may be encoded elsewhere (`encode_op`) and only copied here.
@@ -179,6 +189,29 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
         Op::PutEnd(end) => encode_put_end(tag::PUT_END, end, out),
         Op::PutRevoke(end) => encode_put_end(tag::PUT_REVOKE, end, out),
         Op::Remove(remove) => encode_remove(remove, out),
+        Op::RemoveObjects { session, turn, objects, mode } => {
+            out.push(tag::REMOVE_OBJECTS);
+            put_varint(out, session.0);
+            put_turn(out, *turn);
+            put_ids(out, objects.iter().map(|o| o.0));
+            out.push(retire_mode_byte(*mode));
+        }
+        Op::SetPin { object, action } => {
+            out.push(tag::SET_PIN);
+            put_varint(out, object.0);
+            put_soft_pin(out, *action);
+        }
+        Op::SetTenant { name, quota } => {
+            out.push(tag::SET_TENANT);
+            put_bytes(out, name.as_bytes());
+            put_varint(out, quota.bytes);
+            put_varint(out, quota.objects);
+            out.push(quota.refuse.into());
+        }
+        Op::DropTenant { name } => {
+            out.push(tag::DROP_TENANT);
+            put_bytes(out, name.as_bytes());
+        }
         Op::Retire { objects, mode } => {
             out.push(tag::RETIRE);
             put_ids(out, objects.iter().map(|o| o.0));
@@ -201,11 +234,41 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             put_varint(out, object.0);
             put_varint(out, replica.0);
         }
+        Op::CopyStart(copy) => {
+            out.push(tag::COPY_START);
+            put_varint(out, copy.object.0);
+            put_varint(out, copy.instead_of.map_or(0, |r| r.0));
+            put_ids(out, copy.targets.iter().map(|s| s.0));
+            put_varint(out, copy.task.0);
+        }
+        Op::CopyEnd { replica, end } => {
+            out.push(tag::COPY_END);
+            put_varint(out, replica.0);
+            out.push(replica_end_byte(*end));
+        }
+        Op::CreateTask(task) => {
+            out.push(tag::CREATE_TASK);
+            out.push(task.kind as u8);
+            put_varint(out, task.object.0);
+            put_ids(out, task.sources.iter().map(|s| s.0));
+            put_ids(out, task.targets.iter().map(|s| s.0));
+            put_varint(out, task.concurrency.into());
+            out.push(task.unmount.into());
+            out.extend_from_slice(&task.token);
+        }
+        Op::EndTask { task, state, left, message } => {
+            out.push(tag::END_TASK);
+            put_varint(out, task.0);
+            out.push(*state as u8);
+            put_varint(out, *left);
+            put_bytes(out, message.as_bytes());
+        }
         Op::SetConfig(config) => {
             out.push(tag::SET_CONFIG);
             put_varint(out, config.lease_ttl_max_ms);
             put_varint(out, config.put_start_discard_timeout_ms);
             put_varint(out, config.objects_max);
+            out.push(config.strategy as u8);
             out.extend_from_slice(&config.secret.0);
         }
         Op::Checkpoint { index, digest } => {
@@ -250,6 +313,26 @@ fn encode_put_start(put: &PutStart<'_>, out: &mut Vec<u8>) {
     });
     put_ids(out, put.excluded.iter().map(|n| n.0));
     put_ids(out, put.victims.iter().map(|v| v.0));
+    out.push(put.data_type.0);
+    out.push(put.hard_pin.into());
+    put_soft_pin(out, put.soft_pin);
+    put_bytes(out, put.group);
+    put_ids(out, put.preferred.iter().map(|s| s.0));
+    out.push(put.upsert.is_some().into());
+    if let Some(turn) = put.upsert {
+        put_turn(out, turn);
+    }
+}
+
+fn put_turn(out: &mut Vec<u8>, turn: Turn) {
+    put_varint(out, turn.sequence);
+    put_varint(out, turn.floor);
+}
+
+fn put_soft_pin(out: &mut Vec<u8>, action: SoftPinAction) {
+    let (action, ttl_ms) = soft_pin_parts(action);
+    out.push(action);
+    put_varint(out, ttl_ms);
 }
 
 fn encode_put_end(tag: u8, end: &PutEnd, out: &mut Vec<u8>) {
@@ -259,11 +342,15 @@ fn encode_put_end(tag: u8, end: &PutEnd, out: &mut Vec<u8>) {
     put_varint(out, end.replicas.len() as u64);
     for status in &end.replicas {
         put_varint(out, status.replica.0);
-        out.push(match status.end {
-            ReplicaEnd::Stored => 0,
-            ReplicaEnd::Aborted => 1,
-            ReplicaEnd::Unknown => 2,
-        });
+        out.push(replica_end_byte(status.end));
+    }
+}
+
+fn replica_end_byte(end: ReplicaEnd) -> u8 {
+    match end {
+        ReplicaEnd::Stored => 0,
+        ReplicaEnd::Aborted => 1,
+        ReplicaEnd::Unknown => 2,
     }
 }
 
@@ -271,8 +358,7 @@ fn encode_remove(remove: &Remove<'_>, out: &mut Vec<u8>) {
     out.push(tag::REMOVE);
     put_varint(out, remove.tenant.0.into());
     put_varint(out, remove.session.0);
-    put_varint(out, remove.sequence);
-    put_varint(out, remove.floor);
+    put_turn(out, remove.turn);
     put_bytes(out, remove.key);
     // Id 0 names nothing, so it can say "no expectation".
     put_varint(out, remove.expected.map_or(0, |o| o.0));
@@ -313,6 +399,22 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
         tag::PUT_END => Op::PutEnd(decode_put_end(reader)?),
         tag::PUT_REVOKE => Op::PutRevoke(decode_put_end(reader)?),
         tag::REMOVE => Op::Remove(decode_remove(reader)?),
+        tag::REMOVE_OBJECTS => Op::RemoveObjects {
+            session: SessionId(reader.varint("session")?),
+            turn: turn(reader)?,
+            objects: reader.ids("object ids", ObjectId)?,
+            mode: retire_mode(reader)?,
+        },
+        tag::SET_PIN => Op::SetPin { object: ObjectId(reader.varint("object id")?), action: soft_pin(reader)? },
+        tag::SET_TENANT => Op::SetTenant {
+            name: reader.text("tenant name")?,
+            quota: Quota {
+                bytes: reader.varint("quota bytes")?,
+                objects: reader.varint("quota objects")?,
+                refuse: choice(reader, "quota policy", &[false, true])?,
+            },
+        },
+        tag::DROP_TENANT => Op::DropTenant { name: reader.text("tenant name")? },
         tag::RETIRE => Op::Retire { objects: reader.ids("object ids", ObjectId)?, mode: retire_mode(reader)? },
         tag::RECLAIM => Op::Reclaim { replicas: reader.ids("replica ids", ReplicaId)? },
         tag::DISCARD => Op::Discard { objects: reader.ids("object ids", ObjectId)? },
@@ -324,10 +426,33 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
             object: ObjectId(reader.varint("object id")?),
             replica: ReplicaId(reader.varint("replica id")?),
         },
+        tag::COPY_START => Op::CopyStart(CopyStart {
+            object: ObjectId(reader.varint("object id")?),
+            instead_of: Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0),
+            targets: reader.ids("target segments", SegmentId)?.into(),
+            task: TaskId(reader.varint("task id")?),
+        }),
+        tag::COPY_END => Op::CopyEnd { replica: ReplicaId(reader.varint("replica id")?), end: replica_end(reader)? },
+        tag::CREATE_TASK => Op::CreateTask(CreateTask {
+            kind: choice(reader, "task kind", &[TaskKind::Copy, TaskKind::Move, TaskKind::Drain])?,
+            object: ObjectId(reader.varint("object id")?),
+            sources: reader.ids("source segments", SegmentId)?,
+            targets: reader.ids("target segments", SegmentId)?,
+            concurrency: small(reader, "concurrency")?,
+            unmount: choice(reader, "unmount", &[false, true])?,
+            token: reader.array("token")?,
+        }),
+        tag::END_TASK => Op::EndTask {
+            task: TaskId(reader.varint("task id")?),
+            state: choice(reader, "task state", &TaskState::ALL)?,
+            left: reader.varint("left")?,
+            message: reader.text("message")?,
+        },
         tag::SET_CONFIG => Op::SetConfig(Config {
             lease_ttl_max_ms: reader.varint("lease ttl")?,
             put_start_discard_timeout_ms: reader.varint("discard timeout")?,
             objects_max: reader.varint("objects max")?,
+            strategy: choice(reader, "strategy", &Strategy::ALL)?,
             secret: Secret(reader.array("secret")?),
         }),
         tag::CHECKPOINT => Op::Checkpoint {
@@ -342,17 +467,39 @@ fn owner(reader: &mut Reader<'_>) -> Result<(NodeId, Incarnation), DecodeError> 
     Ok((NodeId(reader.varint("node id")?), Incarnation(reader.varint("incarnation")?)))
 }
 
-fn choice<T: Copy>(reader: &mut Reader<'_>, what: &'static str, choices: &[T]) -> Result<T, DecodeError> {
+pub(super) fn choice<T: Copy>(reader: &mut Reader<'_>, what: &'static str, choices: &[T]) -> Result<T, DecodeError> {
     let byte = reader.byte(what)?;
     choices.get(usize::from(byte)).copied().ok_or(DecodeError::Unknown { what, value: byte.into() })
+}
+
+fn replica_end(reader: &mut Reader<'_>) -> Result<ReplicaEnd, DecodeError> {
+    choice(reader, "replica end", &[ReplicaEnd::Stored, ReplicaEnd::Aborted, ReplicaEnd::Unknown])
+}
+
+pub(super) fn small(reader: &mut Reader<'_>, what: &'static str) -> Result<u32, DecodeError> {
+    u32::try_from(reader.varint(what)?).map_err(|_| DecodeError::Overflow(what))
 }
 
 fn retire_mode(reader: &mut Reader<'_>) -> Result<RetireMode, DecodeError> {
     choice(reader, "retire mode", &[RetireMode::RetireOnly, RetireMode::RetireAndReclaim])
 }
 
-fn tenant(reader: &mut Reader<'_>) -> Result<TenantId, DecodeError> {
-    u32::try_from(reader.varint("tenant")?).map(TenantId).map_err(|_| DecodeError::Overflow("tenant"))
+pub(super) fn turn(reader: &mut Reader<'_>) -> Result<Turn, DecodeError> {
+    Ok(Turn { sequence: reader.varint("sequence")?, floor: reader.varint("floor")? })
+}
+
+pub(super) fn soft_pin(reader: &mut Reader<'_>) -> Result<SoftPinAction, DecodeError> {
+    let (action, ttl_ms) = (reader.byte("soft pin")?, reader.varint("soft pin time")?);
+    match action {
+        0 => Ok(SoftPinAction::Preserve),
+        1 => Ok(SoftPinAction::Enable { ttl_ms }),
+        2 => Ok(SoftPinAction::Disable),
+        other => Err(DecodeError::Unknown { what: "soft pin", value: other.into() }),
+    }
+}
+
+pub(super) fn tenant(reader: &mut Reader<'_>) -> Result<TenantId, DecodeError> {
+    u16::try_from(reader.varint("tenant")?).map(TenantId).map_err(|_| DecodeError::Overflow("tenant"))
 }
 
 fn decode_put_start<'a>(reader: &mut Reader<'a>) -> Result<PutStart<'a>, DecodeError> {
@@ -366,6 +513,15 @@ fn decode_put_start<'a>(reader: &mut Reader<'a>) -> Result<PutStart<'a>, DecodeE
         mode: choice(reader, "replica mode", &[ReplicaMode::BestEffort, ReplicaMode::Strict])?,
         excluded: reader.ids("excluded nodes", NodeId)?.into(),
         victims: reader.ids("victims", ObjectId)?,
+        data_type: DataType(reader.byte("data type")?),
+        hard_pin: choice(reader, "hard pin", &[false, true])?,
+        soft_pin: soft_pin(reader)?,
+        group: reader.bytes("group")?,
+        preferred: reader.ids("preferred segments", SegmentId)?.into(),
+        upsert: match choice(reader, "upsert", &[false, true])? {
+            true => Some(turn(reader)?),
+            false => None,
+        },
     })
 }
 
@@ -376,7 +532,7 @@ fn decode_put_end(reader: &mut Reader<'_>) -> Result<PutEnd, DecodeError> {
     let mut replicas = Statuses::with_capacity(count);
     for _ in 0..count {
         let replica = ReplicaId(reader.varint("replica id")?);
-        let end = choice(reader, "replica end", &[ReplicaEnd::Stored, ReplicaEnd::Aborted, ReplicaEnd::Unknown])?;
+        let end = replica_end(reader)?;
         replicas.push(ReplicaStatus { replica, end });
     }
     Ok(PutEnd { session, object, replicas })
@@ -386,8 +542,7 @@ fn decode_remove<'a>(reader: &mut Reader<'a>) -> Result<Remove<'a>, DecodeError>
     Ok(Remove {
         tenant: tenant(reader)?,
         session: SessionId(reader.varint("session")?),
-        sequence: reader.varint("sequence")?,
-        floor: reader.varint("floor")?,
+        turn: turn(reader)?,
         key: reader.bytes("key")?,
         expected: Some(ObjectId(reader.varint("expected object")?)).filter(|id| id.0 != 0),
         mode: retire_mode(reader)?,

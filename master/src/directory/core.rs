@@ -1,14 +1,18 @@
 //! `Core`: everything apply reads except the object records, which lie in the shards.
 
+use super::copies::Copies;
 use super::digest::Digest;
+use super::groups::Groups;
 use super::limits::ConfigState;
 use super::nodes::Nodes;
-use super::objects::Location;
-use super::op::Token;
+use super::objects::{Location, Record};
+use super::op::{SessionId, SoftPinAction, TenantId, Token};
 use super::sessions::Sessions;
 use super::space::{Retired, Space};
+use super::tasks::Tasks;
+use super::tenants::Tenants;
 use super::topology::{SegmentPlace, Topology};
-use super::view::NodeView;
+use super::view::{Change, NodeView};
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId};
 
@@ -25,12 +29,35 @@ pub(super) struct Core {
     pub(super) sessions: Sessions,
     /// Every object by id, which is by age.
     pub(super) index: BTreeMap<ObjectId, Location>,
-    /// Objects being put, with their retry tokens.
-    pub(super) open: BTreeMap<ObjectId, Token>,
+    /// Objects being put.
+    pub(super) open: BTreeMap<ObjectId, OpenPut>,
+    /// COMPLETE objects that an open upsert will replace, and by what; follows from `open`.
+    pub(super) upserts: BTreeMap<ObjectId, ObjectId>,
+    pub(super) tenants: Tenants,
+    pub(super) groups: Groups,
+    pub(super) copies: Copies,
+    pub(super) tasks: Tasks,
+    /// COMPLETE objects with fewer replicas than their put made; follow from the records.
+    pub(super) degraded: BTreeSet<ObjectId>,
     pub(super) retired: BTreeMap<ReplicaId, Retired>,
     /// The unclean ones of `retired`, by node.
     pub(super) unclean: BTreeSet<(NodeId, ReplicaId)>,
     pub(super) digest: Digest,
+    /// What became readable or went since it was last taken; kept only when somebody takes it. Not state.
+    pub(super) changes: Option<Vec<Change>>,
+}
+
+/// What is known of a put until it ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OpenPut {
+    /// Retry token.
+    pub(super) token: Token,
+    /// Writer.
+    pub(super) session: SessionId,
+    /// What becomes of the soft pin when it ends.
+    pub(super) soft_pin: SoftPinAction,
+    /// The COMPLETE object under the same key that it will replace. While it is set this one is under no key.
+    pub(super) replaces: Option<ObjectId>,
 }
 
 impl Core {
@@ -41,6 +68,9 @@ impl Core {
         let mut digest = Digest::default();
         digest.add(|c| c.clock(LogTime(0)));
         digest.add(|c| c.config(&config));
+        let tenants = Tenants::new();
+        digest.add(|c| c.next_tenant(tenants.next));
+        digest.add(|c| c.tenant(TenantId::DEFAULT, tenants.get(TenantId::DEFAULT).expect("it always exists")));
         Core {
             applied: None,
             clock: LogTime(0),
@@ -51,15 +81,38 @@ impl Core {
             sessions: Sessions::default(),
             index: BTreeMap::new(),
             open: BTreeMap::new(),
+            upserts: BTreeMap::new(),
+            tenants,
+            groups: Groups::default(),
+            copies: Copies::default(),
+            tasks: Tasks::default(),
+            degraded: BTreeSet::new(),
             retired: BTreeMap::new(),
             unclean: BTreeSet::new(),
             digest,
+            changes: None,
         }
     }
 
     /// State digest (M2).
     pub(super) fn digest(&self) -> u128 {
         self.digest.sum().wrapping_add(self.space.digest())
+    }
+
+    /// Notes whether an object has fewer replicas than its put made.
+    pub(super) fn note_copies(&mut self, record: &Record) {
+        if record.is_complete() && record.replicas.len() < usize::from(record.copies) {
+            self.degraded.insert(record.object);
+        } else {
+            self.degraded.remove(&record.object);
+        }
+    }
+
+    /// Notes what eviction policies want to know.
+    pub(super) fn note_change(&mut self, change: impl FnOnce() -> Change) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change());
+        }
     }
 
     /// Moves the applied position, which only grows.
@@ -100,7 +153,7 @@ impl Core {
 
     /// What readers need of nodes and segments.
     pub(super) fn topology(&self) -> Topology {
-        let mut topology = Topology::default();
+        let mut topology = Topology { tenants: self.tenants.by_name.clone(), ..Topology::default() };
         for (slot, segment) in self.space.iter() {
             let slot = slot as usize;
             if topology.segments.len() <= slot {

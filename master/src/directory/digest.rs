@@ -3,11 +3,19 @@
 //! A sum does not depend on order, so it is kept up as records come, change and go; equal states have equal digests
 //! whatever way they were reached. Each record starts with its kind, fields are fixed-width little endian.
 
-use super::op::Token;
+use super::copies::OpenCopy;
+use super::core::OpenPut;
+use super::groups::GroupName;
+use super::op::{SoftPinAction, TenantId};
 use super::sessions::Session;
 use super::space::{Retired, Segment, Space};
+use super::tasks::Task;
+use super::tenants::Tenant;
 use super::{limits::ConfigState, nodes::Node, objects::Record};
-use super::{op::SessionId, outcome::Removal};
+use super::{
+    op::{SessionId, TaskId},
+    outcome::{Answered, Removal},
+};
 use tidepool_proto::{LogTime, NodeId, ReplicaId, SegmentId};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -66,6 +74,7 @@ impl Canonical {
         self.number(state.config.lease_ttl_max_ms);
         self.number(state.config.put_start_discard_timeout_ms);
         self.number(state.config.objects_max);
+        self.0.push(state.config.strategy as u8);
         self.0.extend_from_slice(&state.config.secret.0);
         self.number(state.lease_ttl_max_before_ms);
         self.number(state.lease_ttl_lowered_at.0);
@@ -99,6 +108,7 @@ impl Canonical {
         self.number(segment.incarnation.0);
         self.bytes(segment.name.as_bytes());
         self.number(segment.capacity);
+        self.0.push(segment.draining.into());
     }
 
     pub(super) fn free_extent(&mut self, segment: SegmentId, offset: u64, bytes: u64) {
@@ -116,31 +126,88 @@ impl Canonical {
         self.number(session.floor);
     }
 
-    pub(super) fn removal(&mut self, session: SessionId, sequence: u64, removal: Removal) {
-        self.kind(Kind::Removal);
+    pub(super) fn answered(&mut self, session: SessionId, sequence: u64, answered: Answered) {
+        self.kind(Kind::Answered);
         self.number(session.0);
         self.number(sequence);
-        let (answer, object) = match removal {
-            Removal::Removed(object) => (0, object.0),
-            Removal::NotFound => (1, 0),
-            Removal::NotReady => (2, 0),
-        };
+        let (answer, number) = answered_parts(answered);
         self.0.push(answer);
-        self.number(object);
+        self.number(number);
     }
 
-    pub(super) fn object(&mut self, record: &Record, token: Option<&Token>, space: &Space) {
+    pub(super) fn tenant(&mut self, id: TenantId, tenant: &Tenant) {
+        self.kind(Kind::Tenant);
+        self.number(id.0.into());
+        self.bytes(tenant.name.as_bytes());
+        self.number(tenant.quota.bytes);
+        self.number(tenant.quota.objects);
+        self.0.push(tenant.quota.refuse.into());
+    }
+
+    pub(super) fn next_tenant(&mut self, next: u16) {
+        self.kind(Kind::NextTenant);
+        self.number(next.into());
+    }
+
+    pub(super) fn lost_member(&mut self, group: &GroupName, key: &[u8]) {
+        self.kind(Kind::LostMember);
+        self.number(group.0.0.into());
+        self.bytes(&group.1);
+        self.bytes(key);
+    }
+
+    pub(super) fn copy(&mut self, replica: ReplicaId, copy: &OpenCopy, space: &Space) {
+        self.kind(Kind::Copy);
+        self.number(replica.0);
+        self.number(copy.object.0);
+        self.number(copy.instead_of.map_or(0, |r| r.0));
+        self.number(space.segment(copy.segment).id.0);
+        self.number(copy.offset);
+        self.number(copy.bytes);
+        self.number(copy.started.0);
+        self.number(copy.task.0);
+    }
+
+    pub(super) fn task(&mut self, id: TaskId, task: &Task) {
+        self.kind(Kind::Task);
+        self.number(id.0);
+        self.0.push(task.kind as u8);
+        self.0.push(task.state as u8);
+        self.0.push(task.unmount.into());
+        self.0.extend_from_slice(&task.token);
+        self.number(task.object.0);
+        for segments in [&task.sources, &task.targets] {
+            self.number(segments.len() as u64);
+            segments.iter().for_each(|segment| self.number(segment.0));
+        }
+        self.number(task.concurrency.into());
+        self.number(task.created.0);
+        self.number(task.ended.0);
+        self.number(task.done);
+        self.number(task.left);
+        self.bytes(task.message.as_bytes());
+    }
+
+    pub(super) fn object(&mut self, record: &Record, open: Option<&OpenPut>, space: &Space) {
         self.kind(Kind::Object);
         self.number(record.object.0);
         self.number(record.tenant.0.into());
         self.number(record.length);
-        self.number(record.session.0);
         self.number(record.started.0);
         self.0.extend_from_slice(&record.stored_slots.to_le_bytes());
         self.0.push(record.granted);
         self.0.push(record.copies);
-        if let Some(token) = token {
-            self.0.extend_from_slice(token);
+        self.0.push(record.data_type.0);
+        self.0.push(record.hard_pinned.into());
+        self.number(record.soft_pinned_until().0);
+        self.bytes(record.group().map_or(&[][..], |name| name));
+        if let Some(open) = open {
+            self.0.extend_from_slice(&open.token);
+            self.number(open.session.0);
+            self.number(open.replaces.map_or(0, |old| old.0));
+            let (action, ttl_ms) = soft_pin_parts(open.soft_pin);
+            self.0.push(action);
+            self.number(ttl_ms);
         }
         self.bytes(&record.key);
         for replica in &record.replicas {
@@ -171,7 +238,32 @@ enum Kind {
     Segment = 5,
     FreeExtent = 6,
     Session = 7,
-    Removal = 8,
+    Answered = 8,
     Object = 9,
     Retired = 10,
+    Tenant = 11,
+    LostMember = 12,
+    Copy = 13,
+    Task = 14,
+    NextTenant = 15,
+}
+
+/// An answer as a number of its kind and one more.
+pub(super) fn answered_parts(answered: Answered) -> (u8, u64) {
+    match answered {
+        Answered::Removal(Removal::Removed(object)) => (0, object.0),
+        Answered::Removal(Removal::NotFound) => (1, 0),
+        Answered::Removal(Removal::NotReady) => (2, 0),
+        Answered::Removed { objects } => (3, objects),
+        Answered::Upsert(object) => (4, object.0),
+    }
+}
+
+/// An action as a number of its kind and its time.
+pub(super) fn soft_pin_parts(action: SoftPinAction) -> (u8, u64) {
+    match action {
+        SoftPinAction::Preserve => (0, 0),
+        SoftPinAction::Enable { ttl_ms } => (1, ttl_ms),
+        SoftPinAction::Disable => (2, 0),
+    }
 }

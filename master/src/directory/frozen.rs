@@ -4,8 +4,8 @@
 //! changes it; the writer prefers what is noted to what is there. So apply pauses for the shards' locks and for what is
 //! small (nodes, segments, sessions, retired space), and later pays one copy per record it changes meanwhile.
 
+use super::core::OpenPut;
 use super::objects::{Record, Shards};
-use super::op::Token;
 use super::snapshot::{MAGIC, write_object};
 use super::varint::put_varint;
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use xxhash_rust::xxh3::Xxh3;
 pub(super) struct References {
     /// Segment ids by slot.
     pub(super) segments: Vec<SegmentId>,
-    /// Tokens of the open puts.
-    pub(super) tokens: BTreeMap<ObjectId, Token>,
+    /// The open puts.
+    pub(super) open: BTreeMap<ObjectId, OpenPut>,
 }
 
 /// Encoded objects in one buffer, with where each starts.

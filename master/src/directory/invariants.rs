@@ -3,10 +3,12 @@
 use super::Directory;
 use super::core::Core;
 use super::digest::Digest;
+use super::groups::Group;
 use super::objects::{Record, SegmentSlot};
 use super::space::Use;
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_proto::SegmentId;
+use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::object::EXTENT_ALIGN;
 
 macro_rules! require {
@@ -25,6 +27,7 @@ impl Directory {
     pub fn check_invariants(&self) -> Result<(), String> {
         let core = self.core.read();
         let extents = self.check_objects(&core)?;
+        let extents = self.check_copies(&core, extents)?;
         let extents = check_retired(&core, extents)?;
         for (slot, segment) in core.space.iter() {
             check_segment(&core, slot, extents.get(&segment.id).unwrap_or(&Extents::new()))?;
@@ -51,6 +54,19 @@ impl Directory {
         for (&id, node) in &core.nodes.by_id {
             digest.add(|c| c.node(id, node));
         }
+        digest.add(|c| c.next_tenant(core.tenants.next));
+        for (id, tenant) in core.tenants.iter() {
+            digest.add(|c| c.tenant(id, tenant));
+        }
+        for (&id, task) in &core.tasks.by_id {
+            digest.add(|c| c.task(id, task));
+        }
+        for (&replica, copy) in &core.copies.by_replica {
+            digest.add(|c| c.copy(replica, copy, &core.space));
+        }
+        for (name, group) in &core.groups.by_name {
+            group.lost.iter().for_each(|key| digest.add(|c| c.lost_member(name, key)));
+        }
         for (_, segment) in core.space.iter() {
             digest.add(|c| c.segment(segment));
             for (offset, bytes) in segment.free.iter() {
@@ -59,8 +75,8 @@ impl Directory {
         }
         for (&id, session) in &core.sessions.by_id {
             digest.add(|c| c.session(id, session));
-            for (&sequence, &removal) in &session.outcomes {
-                digest.add(|c| c.removal(id, sequence, removal));
+            for (&sequence, &answered) in &session.outcomes {
+                digest.add(|c| c.answered(id, sequence, answered));
             }
         }
         for (object, &at) in &core.index {
@@ -75,17 +91,36 @@ impl Directory {
     fn check_objects(&self, core: &Core) -> Result<BTreeMap<SegmentId, Extents>, String> {
         let mut extents: BTreeMap<SegmentId, Extents> = BTreeMap::new();
         let (mut open, mut grants) = (BTreeSet::new(), BTreeMap::new());
+        let (mut tenants, mut groups, mut upserts) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for (&object, &at) in &core.index {
             let record = self.shards.with(at, Record::clone);
             let record = record.ok_or_else(|| format!("object {object} has no record"))?;
             require!(record.object == object, "object {object} has the record of {}", record.object);
-            require!(
-                self.shards.locate(self.shards.hash(record.tenant, &record.key), record.tenant, &record.key)
-                    == Some(at),
-                "object {object} is not under its key"
-            );
+            let hash = self.shards.hash(record.tenant, &record.key);
+            let under_key = self.shards.locate(hash, record.tenant, &record.key);
+            let replaces = core.open.get(&object).and_then(|open| open.replaces);
+            let owner = replaces.map_or(Some(at), |old| core.index.get(&old).copied());
+            require!(owner.is_some() && under_key == owner, "object {object} is not under its key, nor its elder");
+            if let Some(old) = replaces {
+                let ended = owner.and_then(|at| self.shards.with(at, Record::is_complete));
+                require!(ended == Some(true), "object {object} would replace {old}, which is not COMPLETE");
+                upserts.insert(old, object);
+            }
+            let account: &mut (u64, u64) = tenants.entry(record.tenant).or_default();
+            let copied: u64 = core.copies.of(object).map(|(_, copy)| copy.bytes).sum();
+            *account = (account.0 + record.all_bytes() + copied, account.1 + 1);
+            if let Some(name) = record.group() {
+                let group: &mut Group = groups.entry((record.tenant, name.clone())).or_default();
+                if replaces.is_some() {
+                    group.upserts.insert(object)
+                } else {
+                    group.members.insert(object)
+                };
+            }
             require!(!record.replicas.is_empty(), "object {object} has no replica");
-            require!(record.replicas.len() <= record.granted.into(), "object {object} has more than was granted");
+            require!(record.replicas.len() <= REPLICAS_PER_OBJECT_MAX, "object {object} has too many replicas");
+            let degraded = record.is_complete() && record.replicas.len() < record.copies.into();
+            require!(core.degraded.contains(&object) == degraded, "object {object} is wrongly (not) degraded");
             require!(record.granted.max(record.copies) == record.granted, "object {object} has too many copies");
             let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
             for replica in &record.replicas {
@@ -101,17 +136,63 @@ impl Directory {
             require!(segments.len() == record.replicas.len(), "object {object} has two replicas in one segment");
             if !record.is_complete() {
                 open.insert(object);
-                let account = grants.entry(record.session).or_insert((0, 0));
-                *account = (account.0 + 1, account.1 + record.extent_bytes() * record.replicas.len() as u64);
+                let session = core.open.get(&object).map(|open| open.session);
+                let account = grants.entry(session.unwrap_or_default()).or_insert((0, 0));
+                *account = (account.0 + 1, account.1 + record.all_bytes());
             }
         }
         let held: usize = (0..super::limits::SHARDS).map(|n| self.shards.read(n).len()).sum();
         require!(held == core.index.len(), "{held} records but {} objects in the index", core.index.len());
         require!(open.iter().eq(core.open.keys()), "open puts are not the PROCESSING objects");
+        require!(upserts == core.upserts, "the upserts by what they replace are wrong");
+        for (id, tenant) in core.tenants.iter() {
+            let account = tenants.remove(&id).unwrap_or_default();
+            require!(account == (tenant.bytes, tenant.objects), "tenant '{}' miscounts what it holds", tenant.name);
+        }
+        require!(tenants.is_empty(), "objects are of tenants that are not registered: {tenants:?}");
+        for (name, group) in &core.groups.by_name {
+            require!(groups.contains_key(name), "a group without members is kept");
+            groups.entry(name.clone()).or_default().lost.clone_from(&group.lost);
+        }
+        require!(groups == core.groups.by_name, "the groups are not those of their members");
         for (id, session) in &core.sessions.by_id {
             let account = grants.get(id).copied().unwrap_or((0, 0));
             require!(account == (session.open_grants, session.open_bytes), "session {id} miscounts its open grants");
         }
+        Ok(extents)
+    }
+}
+
+impl Directory {
+    fn check_copies(
+        &self,
+        core: &Core,
+        mut extents: BTreeMap<SegmentId, Extents>,
+    ) -> Result<BTreeMap<SegmentId, Extents>, String> {
+        for (replica, copy) in &core.copies.by_replica {
+            let segment = core.space.segment(copy.segment);
+            add_extent(&mut extents, segment.id, copy.offset, copy.bytes, Use::Processing)?;
+            let at = core.index.get(&copy.object);
+            let at = at.ok_or_else(|| format!("copy {replica} is of an object that is not there"))?;
+            require!(segment.used.get(&copy.offset) == Some(at), "segment {} does not know {replica}", segment.id);
+            let complete = self.shards.with(*at, Record::is_complete);
+            require!(complete == Some(true), "copy {replica} is of an object that is being put");
+            let beside = |r: &Record| r.replicas.iter().all(|r| r.segment != copy.segment && r.id != *replica);
+            require!(self.shards.with(*at, beside) == Some(true), "copy {replica} lies beside a replica of its object");
+            let others = core.copies.of(copy.object).filter(|(_, other)| other.segment == copy.segment);
+            require!(others.count() == 1, "two copies of one object go to one segment");
+            let bytes = self.shards.with(*at, Record::extent_bytes);
+            require!(bytes == Some(copy.bytes), "copy {replica} has another size than its object");
+            require!(core.copies.of(copy.object).any(|(id, _)| id == *replica), "copy {replica} is not indexed");
+        }
+        require!(core.copies.index_agrees(), "the copies by object are wrong");
+        require!(core.tasks.indexes_agree(), "the tasks by token, or those that ended, are wrong");
+        let drained = core.tasks.drained();
+        for (_, segment) in core.space.iter().filter(|(_, segment)| !segment.draining) {
+            require!(!drained.contains(&segment.id), "segment {} is drained but takes puts", segment.id);
+        }
+        let degraded = core.degraded.iter().all(|object| core.index.contains_key(object));
+        require!(degraded, "a degraded object is not there");
         Ok(extents)
     }
 }

@@ -33,14 +33,34 @@ pub const IDS_PER_OP_MAX: usize = 65_536;
 pub const ADDRESS_BYTES_MAX: usize = 300;
 /// Bytes of a host id.
 pub const HOST_ID_BYTES_MAX: usize = 256;
+/// Bytes of a tenant's name.
+pub const TENANT_NAME_BYTES_MAX: usize = 128;
+/// Registered tenants, the default one included.
+pub const TENANTS_MAX: usize = 4096;
+/// Bytes of a group's name.
+pub const GROUP_NAME_BYTES_MAX: usize = 1024;
+/// Objects of one group.
+pub const GROUP_MEMBERS_MAX: usize = 1 << 14;
+/// Longest soft pin: a day.
+pub const SOFT_PIN_TTL_MAX_MS: u64 = 86_400_000;
+/// Copies under way.
+pub const COPIES_MAX: usize = 4096;
+/// Tasks that run.
+pub const TASKS_RUNNING_MAX: usize = 10_000;
+/// Tasks that ended and are remembered.
+pub const TASKS_ENDED_KEPT: usize = 1_000;
+/// Bytes of a task's message.
+pub const TASK_MESSAGE_BYTES_MAX: usize = 1024;
+/// Largest data type.
+pub const DATA_TYPE_MAX: u8 = 9;
+/// Segments one PutStart may prefer.
+pub const PREFERRED_SEGMENTS_MAX: usize = 64;
 /// Bytes of a segment name.
 pub const SEGMENT_NAME_BYTES_MAX: usize = 256;
 /// Objects one page of a listing may hold.
 pub const LIST_PAGE_MAX: usize = 10_000;
 /// Objects one page of a listing may look at before it answers with a cursor instead.
 pub const LIST_SCAN_MAX: usize = 1 << 16;
-/// Objects one victim search may look at.
-pub const VICTIM_SCAN_MAX: usize = 1 << 14;
 
 /// What SetConfig sets: replicated settings that apply or leases read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,6 +71,8 @@ pub struct Config {
     pub put_start_discard_timeout_ms: u64,
     /// Objects the directory may hold; more puts are refused RESOURCE_EXHAUSTED.
     pub objects_max: u64,
+    /// How segments are drawn for puts.
+    pub strategy: Strategy,
     /// Keys the capabilities (W2); all zero until the first leader draws it. Never shown or logged.
     pub secret: Secret,
 }
@@ -61,6 +83,7 @@ impl Default for Config {
             lease_ttl_max_ms: 10_000,
             put_start_discard_timeout_ms: 30_000,
             objects_max: 1 << 28,
+            strategy: Strategy::default(),
             secret: Secret::default(),
         }
     }
@@ -79,6 +102,32 @@ impl Config {
         range("lease_ttl_max_ms", self.lease_ttl_max_ms, 1, DAY_MS)?;
         range("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
         range("objects_max", self.objects_max, 1, 1 << 32)
+    }
+}
+
+/// How segments are drawn for a put's replicas, after those it prefers.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Strategy {
+    /// The better of two: balanced, and a newcomer takes less than twice its share.
+    #[default]
+    Balanced,
+    /// One.
+    Random,
+    /// The best of six.
+    FreeRatioFirst,
+}
+
+impl Strategy {
+    /// All, in the order of their numbers.
+    pub const ALL: [Strategy; 3] = [Strategy::Balanced, Strategy::Random, Strategy::FreeRatioFirst];
+
+    /// Segments drawn at once.
+    pub(super) fn candidates(self) -> usize {
+        match self {
+            Strategy::Balanced => 2,
+            Strategy::Random => 1,
+            Strategy::FreeRatioFirst => 6,
+        }
     }
 }
 

@@ -11,11 +11,13 @@
 
 mod apply;
 pub mod codec;
+mod copies;
 mod core;
 mod digest;
 mod eviction;
 mod free_space;
 mod frozen;
+mod groups;
 mod invariants;
 pub mod limits;
 mod nodes;
@@ -27,6 +29,8 @@ mod read;
 mod sessions;
 mod snapshot;
 mod space;
+mod tasks;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod topology;
@@ -35,16 +39,17 @@ pub mod view;
 
 pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use frozen::FrozenDirectory;
-pub use limits::{Config, ConfigState, FEATURE_LEVEL};
+pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{
-    Contact, Entry, Op, PutEnd, PutStart, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId,
-    Statuses, TenantId, Token, Uuid,
+    Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
+    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token, Turn, Uuid,
 };
-pub use outcome::{Grant, GrantedReplica, Outcome, Removal};
+pub use outcome::{Answered, Grant, GrantedReplica, Outcome, Removal};
 pub use snapshot::RestoreError;
+pub use tasks::{Task, TaskState};
 pub use view::{
-    Counts, ListPage, ListedObject, NodeView, ObjectState, ObjectView, ReplicaPlace, RetiredView, SegmentView,
-    SessionView, Victim, VictimPage,
+    Change, CopyView, Counts, GroupView, KeyTest, ListFilter, ListPage, ListedObject, NodeView, ObjectState,
+    ObjectView, ReplicaPlace, RetiredView, SegmentView, SessionView, TenantView, Victim,
 };
 
 use core::Core;
@@ -67,7 +72,7 @@ impl Directory {
     pub fn new(history: History) -> Directory {
         Directory {
             core: RwLock::new(Core::new()),
-            topology: RwLock::new(Topology::default()),
+            topology: RwLock::new(Core::new().topology()),
             shards: Arc::new(Shards::new(history.0)),
         }
     }

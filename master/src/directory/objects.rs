@@ -1,11 +1,13 @@
 //! Object records and the shards that hold them: a slab of records and a table of slots by key.
 
+use super::groups::GroupName;
 use super::limits::{OBJECTS_PER_SHARD_MAX, SHARD_BITS, SHARDS};
-use super::op::{SessionId, TenantId};
+use super::op::{DataType, TenantId};
 use hashbrown::HashTable;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_proto::{LogTime, ObjectId, ReplicaId};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -27,10 +29,11 @@ pub(super) struct Record {
     pub(super) key: Box<[u8]>,
     pub(super) object: ObjectId,
     pub(super) length: u64,
-    pub(super) session: SessionId,
     pub(super) started: LogTime,
     /// Granted and not dropped since; never empty, never two in one segment.
     pub(super) replicas: SmallVec<[Replica; 1]>,
+    /// What only some objects have.
+    pub(super) extras: Option<Box<Extras>>,
     pub(super) tenant: TenantId,
     /// Slots of the replicas that PutEnd said were stored: what a second end must agree with.
     pub(super) stored_slots: u16,
@@ -38,12 +41,46 @@ pub(super) struct Record {
     pub(super) granted: u8,
     /// Copies that PutEnd answered; 0 while it is being put.
     pub(super) copies: u8,
+    pub(super) data_type: DataType,
+    /// Never evicted.
+    pub(super) hard_pinned: bool,
+}
+
+/// What only some objects have.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(super) struct Extras {
+    /// Name of its group, shared by all members.
+    pub(super) group: Option<Arc<[u8]>>,
+    /// Log time until which it is soft-pinned; 0: it is not.
+    pub(super) soft_pinned_until: LogTime,
 }
 
 impl Record {
     /// Ended; otherwise it is being put.
     pub(super) fn is_complete(&self) -> bool {
         self.copies > 0
+    }
+    /// Name of its group, if it has one.
+    pub(super) fn group(&self) -> Option<&Arc<[u8]>> {
+        self.extras.as_ref()?.group.as_ref()
+    }
+    /// The same with its tenant.
+    pub(super) fn group_name(&self) -> Option<GroupName> {
+        self.group().map(|name| (self.tenant, name.clone()))
+    }
+    /// Log time until which it is soft-pinned; 0: it is not.
+    pub(super) fn soft_pinned_until(&self) -> LogTime {
+        self.extras.as_ref().map_or(LogTime(0), |extras| extras.soft_pinned_until)
+    }
+    /// Sets until when it is soft-pinned; 0: not.
+    pub(super) fn soft_pin(&mut self, until: LogTime) {
+        if until.0 != 0 || self.extras.is_some() {
+            self.extras.get_or_insert_default().soft_pinned_until = until;
+        }
+    }
+    /// Bytes of all replicas' extents.
+    pub(super) fn all_bytes(&self) -> u64 {
+        self.extent_bytes() * self.replicas.len() as u64
     }
     /// Bytes of each replica's extent.
     pub(super) fn extent_bytes(&self) -> u64 {
@@ -132,7 +169,8 @@ impl Shard {
         self.len >= OBJECTS_PER_SHARD_MAX
     }
 
-    fn insert(&mut self, hash: u64, seed: u64, record: Record) -> u32 {
+    /// Puts a record into a slot, under no key yet.
+    fn insert(&mut self, record: Record) -> u32 {
         let slot = match self.vacant.pop() {
             Some(slot) => slot,
             None => {
@@ -147,13 +185,17 @@ impl Shard {
         assert!(place.is_none(), "slot {slot} is taken");
         *place = Some(record);
         self.len += 1;
+        slot
+    }
+
+    /// Puts the record in a slot under its key, which no other has.
+    fn attach(&mut self, hash: u64, seed: u64, slot: u32) {
         let chunks = &self.chunks;
         self.table.insert_unique(hash, slot, |&slot| {
             let record = chunks[slot as usize / CHUNK][slot as usize % CHUNK].as_ref();
             let record = record.expect("every slot in the table has a record");
             key_hash(seed, record.tenant, &record.key)
         });
-        slot
     }
 
     fn remove(&mut self, hash: u64, slot: u32) -> Option<Record> {
@@ -219,9 +261,25 @@ impl Shards {
 
     /// Adds a record whose key is not there; `hash` is its key's.
     pub(super) fn insert(&self, hash: u64, record: Record) -> Location {
-        let shard = Shards::shard_of(hash);
-        let slot = self.write(shard).insert(hash, self.seed, record);
-        Location::new(shard, slot)
+        let number = Shards::shard_of(hash);
+        let mut shard = self.write(number);
+        let slot = shard.insert(record);
+        shard.attach(hash, self.seed, slot);
+        Location::new(number, slot)
+    }
+
+    /// Adds a record that is not found under its key, which another has: an upsert's new value.
+    pub(super) fn insert_detached(&self, hash: u64, record: Record) -> Location {
+        let number = Shards::shard_of(hash);
+        let slot = self.write(number).insert(record);
+        Location::new(number, slot)
+    }
+
+    /// Puts a detached record under its key, which no other has any more.
+    pub(super) fn attach(&self, at: Location) {
+        let mut shard = self.write(at.shard());
+        let hash = shard.record(at.slot()).map(|r| self.hash(r.tenant, &r.key)).expect("the caller found it");
+        shard.attach(hash, self.seed, at.slot());
     }
 
     /// Takes a record out.

@@ -3,15 +3,16 @@
 //! Keys and names borrow from the entry's bytes; see `codec` for the encoding.
 
 use super::limits::Config;
+use super::tasks::TaskState;
 use smallvec::SmallVec;
 use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
 
-/// A tenant's number. Only the default tenant exists so far.
+/// A tenant's number, private to the directory: never used for another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-pub struct TenantId(pub u32);
+pub struct TenantId(pub u16);
 
 impl TenantId {
-    /// The tenant of clients that name none.
+    /// The tenant of clients that name none. It always exists.
     pub const DEFAULT: TenantId = TenantId(0);
 }
 
@@ -29,6 +30,27 @@ impl std::fmt::Display for SessionId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", OpId(self.0))
     }
+}
+
+/// A task: the CreateTask op that made it. 0 names none.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct TaskId(pub u64);
+
+impl std::fmt::Display for TaskId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", OpId(self.0))
+    }
+}
+
+/// What a task is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TaskKind {
+    /// One more replica of an object in each target.
+    Copy,
+    /// An object's replica goes from the source to the target.
+    Move,
+    /// Every replica leaves the sources.
+    Drain,
 }
 
 /// Random 16 bytes that make a repeated PutStart answer as the first did.
@@ -61,6 +83,34 @@ pub enum Contact {
     Heard,
     /// Unlisted, not chosen, not dropped (N1).
     Suspect,
+}
+
+/// What an object holds. Kept and listed; nothing is decided by it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct DataType(pub u8);
+
+/// What becomes of the soft pin of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum SoftPinAction {
+    /// An upsert keeps the old value's; a new object has none.
+    #[default]
+    Preserve,
+    /// Pinned for this long, in log time, from PutEnd.
+    Enable {
+        /// At least 1.
+        ttl_ms: u64,
+    },
+    /// None.
+    Disable,
+}
+
+/// A request's place in its session's sequence: what makes a late duplicate of a key-named op harmless (W8).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Number of this request in the session.
+    pub sequence: u64,
+    /// Every sequence below it has been answered to the caller.
+    pub floor: u64,
 }
 
 /// How one replica of a put ended, as its datanode says. The proposer checked the proof (W3).
@@ -105,8 +155,21 @@ pub struct PutStart<'a> {
     pub mode: ReplicaMode,
     /// Nodes not to choose.
     pub excluded: SmallVec<[NodeId; 2]>,
-    /// COMPLETE objects that may be evicted for it, in order; only as many as needed are (W9).
+    /// COMPLETE objects that may be evicted for it, in order; only as many as needed are (W9). Over quota the tenant's own
+    /// come first. Groups of which not all are named stay, and so does the group that it joins.
     pub victims: Vec<ObjectId>,
+    /// What it holds.
+    pub data_type: DataType,
+    /// Never evicted.
+    pub hard_pin: bool,
+    /// Evicted only when nothing else is left.
+    pub soft_pin: SoftPinAction,
+    /// Name of its group; empty: none.
+    pub group: &'a [u8],
+    /// Segments to choose first, in this order.
+    pub preferred: SmallVec<[SegmentId; 2]>,
+    /// Set: an upsert (W7). The key's COMPLETE object stays until the new one is ended, and open puts give way.
+    pub upsert: Option<Turn>,
 }
 
 /// A put's end or revocation, named by object id: idempotent by construction (W8).
@@ -127,16 +190,57 @@ pub struct Remove<'a> {
     pub tenant: TenantId,
     /// Caller.
     pub session: SessionId,
-    /// Number of this request in the session.
-    pub sequence: u64,
-    /// Every sequence below it has been answered to the caller.
-    pub floor: u64,
+    /// Its place in the session.
+    pub turn: Turn,
     /// Key.
     pub key: &'a [u8],
     /// The object the leader looked at; if another one has the key by now nothing is done.
     pub expected: Option<ObjectId>,
     /// Whether its space is free at once.
     pub mode: RetireMode,
+}
+
+/// The start of a copy (N2): room for one more replica of an object, to be filled by the datanode that has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopyStart {
+    /// A COMPLETE object.
+    pub object: ObjectId,
+    /// Set: the replica that goes when the copy is there (a move).
+    pub instead_of: Option<ReplicaId>,
+    /// Where it may go; empty: wherever placement chooses.
+    pub targets: SmallVec<[SegmentId; 2]>,
+    /// The task it is part of; 0: none.
+    pub task: TaskId,
+}
+
+/// A task as asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CreateTask {
+    /// What is to be done.
+    pub kind: TaskKind,
+    /// Of a copy or move: the object.
+    pub object: ObjectId,
+    /// Where replicas are to leave.
+    pub sources: Vec<SegmentId>,
+    /// Where they are to go; empty: wherever there is room.
+    pub targets: Vec<SegmentId>,
+    /// Objects under way at once.
+    pub concurrency: u32,
+    /// Of a drain: the sources are unmounted when they are empty.
+    pub unmount: bool,
+    /// Retry token: same token, same task.
+    pub token: Token,
+}
+
+/// What a tenant may hold.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Quota {
+    /// Bytes of extents, of all replicas and open puts included; 0: no limit.
+    pub bytes: u64,
+    /// Objects, open puts included; 0: no limit.
+    pub objects: u64,
+    /// A put over quota is refused; otherwise it may evict the tenant's own.
+    pub refuse: bool,
 }
 
 /// One mutation.
@@ -196,7 +300,7 @@ pub enum Op<'a> {
         /// Its host; may be empty.
         host_id: &'a str,
     },
-    /// Sessions not heard of for long end.
+    /// Sessions not heard of for long end, unless they have open puts.
     ExpireSessions {
         /// Unknown ones are skipped.
         sessions: Vec<SessionId>,
@@ -209,7 +313,37 @@ pub enum Op<'a> {
     PutRevoke(PutEnd),
     /// See [`Remove`].
     Remove(Remove<'a>),
-    /// COMPLETE objects leave the directory (eviction); others are skipped.
+    /// COMPLETE objects that a request matched leave the directory, at most once per (session, sequence) (W8).
+    RemoveObjects {
+        /// Caller.
+        session: SessionId,
+        /// Its place in the session.
+        turn: Turn,
+        /// Those that the leader found; others are skipped.
+        objects: Vec<ObjectId>,
+        /// Whether their space is free at once.
+        mode: RetireMode,
+    },
+    /// Sets or ends the soft pin of a COMPLETE object.
+    SetPin {
+        /// Object.
+        object: ObjectId,
+        /// `Preserve` changes nothing.
+        action: SoftPinAction,
+    },
+    /// Registers a tenant, or sets its quotas.
+    SetTenant {
+        /// Name.
+        name: &'a str,
+        /// Quotas.
+        quota: Quota,
+    },
+    /// Forgets a tenant that holds no object.
+    DropTenant {
+        /// Name.
+        name: &'a str,
+    },
+    /// COMPLETE objects leave the directory (eviction); others are skipped, and so is a group of which not all are named.
     Retire {
         /// Objects.
         objects: Vec<ObjectId>,
@@ -242,6 +376,28 @@ pub enum Op<'a> {
         /// Replica.
         replica: ReplicaId,
     },
+    /// See [`CopyStart`].
+    CopyStart(CopyStart),
+    /// How a copy ended, as its datanode says. The proposer checked the proof (W3).
+    CopyEnd {
+        /// The replica that was made.
+        replica: ReplicaId,
+        /// How it ended.
+        end: ReplicaEnd,
+    },
+    /// See [`CreateTask`].
+    CreateTask(CreateTask),
+    /// A task has ended; the first end counts.
+    EndTask {
+        /// Task.
+        task: TaskId,
+        /// Not `Running`.
+        state: TaskState,
+        /// Replicas that it did not make.
+        left: u64,
+        /// Why, if it failed.
+        message: &'a str,
+    },
     /// Replaces the replicated settings.
     SetConfig(Config),
     /// Records the digest that a majority agreed on at an older index (M3).
@@ -268,11 +424,19 @@ impl Op<'_> {
             Op::PutEnd(_) => "put_end",
             Op::PutRevoke(_) => "put_revoke",
             Op::Remove(_) => "remove",
+            Op::RemoveObjects { .. } => "remove_objects",
+            Op::SetPin { .. } => "set_pin",
+            Op::SetTenant { .. } => "set_tenant",
+            Op::DropTenant { .. } => "drop_tenant",
             Op::Retire { .. } => "retire",
             Op::Reclaim { .. } => "reclaim",
             Op::Discard { .. } => "discard",
             Op::FenceAcknowledged { .. } => "fence_acknowledged",
             Op::DropReplica { .. } => "drop_replica",
+            Op::CopyStart(_) => "copy_start",
+            Op::CopyEnd { .. } => "copy_end",
+            Op::CreateTask(_) => "create_task",
+            Op::EndTask { .. } => "end_task",
             Op::SetConfig(_) => "set_config",
             Op::Checkpoint { .. } => "checkpoint",
         }

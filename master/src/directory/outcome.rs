@@ -1,6 +1,6 @@
 //! `Outcome`: what an op did, the same on every master.
 
-use super::op::SessionId;
+use super::op::{SessionId, TaskId, TenantId};
 use smallvec::SmallVec;
 use tidepool_proto::{Error, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
@@ -32,13 +32,27 @@ pub struct Grant {
     pub started: LogTime,
     /// Whether this answers a retry with the first grant.
     pub repeated: bool,
-    /// The stale put that was preempted; its space waits for the datanodes' fences.
+    /// The open put that was preempted; its space waits for the datanodes' fences.
     pub preempted: Option<ObjectId>,
     /// The victims that were used; the others stay.
     pub evicted: Vec<ObjectId>,
 }
 
-/// What a removal did; recorded in the session, so a late duplicate gets the same answer.
+/// What a key-named op did; recorded in the session, so a late duplicate gets the same answer and does nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answered {
+    /// Remove.
+    Removal(Removal),
+    /// RemoveObjects: how many left the directory.
+    Removed {
+        /// Objects.
+        objects: u64,
+    },
+    /// PutStart of an upsert: the grant's object.
+    Upsert(ObjectId),
+}
+
+/// What a removal did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Removal {
     /// This object left the directory.
@@ -86,6 +100,8 @@ pub enum Outcome {
     Ended {
         /// Copies made.
         copies: u32,
+        /// What it replaced, retired by the same op.
+        replaced: Option<ObjectId>,
     },
     /// PutEnd that could not complete: the put was dropped, the error says why.
     PutDropped(Error),
@@ -97,6 +113,16 @@ pub enum Outcome {
     RemoveChanged {
         /// Who has the key now.
         actual: ObjectId,
+    },
+    /// RemoveObjects: how many left the directory.
+    RemovedObjects {
+        /// Objects.
+        objects: u64,
+    },
+    /// SetTenant.
+    Tenant {
+        /// New, or as first answered.
+        tenant: TenantId,
     },
     /// Retire: those that were retired.
     Retired {
@@ -120,11 +146,23 @@ pub enum Outcome {
         /// Whether the object went with its last copy.
         object_gone: bool,
     },
+    /// CopyStart: the replica to fill.
+    CopyGranted(GrantedReplica),
+    /// CopyEnd.
+    CopyEnded {
+        /// Whether the copy is there.
+        stored: bool,
+    },
+    /// CreateTask.
+    TaskCreated {
+        /// New, or as first answered.
+        task: TaskId,
+    },
     /// ExpireSessions.
     Expired {
         /// How many ended.
         sessions: u64,
     },
-    /// SetContact, SetConfig, Checkpoint.
+    /// SetContact, SetConfig, SetPin, DropTenant, EndTask, Checkpoint.
     Done,
 }

@@ -1,20 +1,38 @@
 //! Placement: which segments a put's replicas go to. A function of the space and the log position alone (M4).
 //!
-//! For each replica two segments are drawn and the one with more free space (by ratio) wins; when the draws do not
-//! fit, the segments are walked from the largest free extent down, which ends after the segments of the hosts already
+//! For each replica the preferred segments come first. Then segments are drawn, by the strategy one, a pair or a handful,
+//! and the one with the most free space (by ratio) wins, so that a newcomer is filled gradually; when the draws do not fit, the segments are walked from the largest free extent down, which ends after the segments of the hosts already
 //! used. Replicas go to distinct hosts if possible, else distinct nodes, else distinct segments; never two in one.
 
+use super::limits::Strategy;
 use super::objects::SegmentSlot;
 use super::space::Space;
 use smallvec::SmallVec;
 use std::cmp::Ordering;
-use tidepool_proto::{NodeId, OpId};
+use tidepool_proto::{NodeId, OpId, SegmentId};
 
 /// Segments chosen for a put, one a replica.
 pub(super) type Plan = SmallVec<[SegmentSlot; 2]>;
 
-/// Pairs drawn before the walk.
+/// Times segments are drawn before the walk.
 const DRAWS: usize = 2;
+
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Request<'a> {
+    /// Bytes of each extent.
+    pub(super) bytes: u64,
+    /// Extents, each in another segment.
+    pub(super) copies: usize,
+    /// Nodes not to choose.
+    pub(super) excluded: &'a [NodeId],
+    /// Segments to choose first, in this order.
+    pub(super) preferred: &'a [SegmentId],
+    /// Segments from which a replica goes: not to choose, and no host that is used.
+    pub(super) leaving: &'a [SegmentSlot],
+    /// How the others are drawn.
+    pub(super) strategy: Strategy,
+}
 
 /// Random numbers that depend on the log position alone (splitmix64).
 #[derive(Debug)]
@@ -37,19 +55,62 @@ impl Draw {
     }
 }
 
-/// Chooses segments for up to `copies` extents of `bytes`; fewer when no more fit.
-pub(super) fn place(space: &Space, at: OpId, bytes: u64, copies: usize, excluded: &[NodeId]) -> Plan {
+/// Chooses segments for the extents; fewer when no more fit.
+pub(super) fn place(space: &Space, at: OpId, request: &Request<'_>) -> Plan {
     let mut draw = Draw::of(at);
     let mut plan = Plan::new();
-    while plan.len() < copies {
-        let Some(slot) =
-            drawn(space, &mut draw, bytes, &plan, excluded).or_else(|| walked(space, bytes, &plan, excluded))
+    while plan.len() < request.copies {
+        let Some(slot) = preferred(space, request, &plan)
+            .or_else(|| drawn(space, &mut draw, request, &plan))
+            .or_else(|| walked(space, request, &plan))
         else {
             break;
         };
         plan.push(slot);
     }
     plan
+}
+
+/// Chooses one more segment beside those `taken`.
+pub(super) fn place_beside(
+    space: &Space,
+    at: OpId,
+    request: &Request<'_>,
+    taken: &Plan,
+    only_preferred: bool,
+) -> Option<SegmentSlot> {
+    if only_preferred {
+        let slots = request.preferred.iter().filter_map(|id| space.by_id.get(id).copied());
+        let mut fitting = slots.filter(|&slot| fits(space, slot, request));
+        return fitting.find(|&slot| distance(space, slot, taken).is_some());
+    }
+    let mut draw = Draw::of(at);
+    let excluded: SmallVec<[NodeId; 4]> = request.leaving.iter().map(|&slot| space.segment(slot).node).collect();
+    let away = Request { excluded: &excluded, ..*request };
+    let places = [&away, request]
+        .map(|request| drawn(space, &mut draw, request, taken).or_else(|| walked(space, request, taken)));
+    // As far from the others as can be; if there is a choice, off the node that loses a replica: it may go as a whole.
+    let [off, any] = places.map(|place| place.map(|slot| (distance(space, slot, taken), slot)));
+    let stays = any.is_some_and(|(distance, _)| off.is_none_or(|(off, _)| distance > off));
+    if stays { any } else { off }.map(|(_, slot)| slot)
+}
+
+/// Whether an extent of the request may lie in a segment.
+fn fits(space: &Space, slot: SegmentSlot, request: &Request<'_>) -> bool {
+    let segment = space.segment(slot);
+    segment.may_be_chosen() && segment.free.largest() >= request.bytes && !is_refused(space, slot, request)
+}
+
+/// Whether the request does not want a segment.
+fn is_refused(space: &Space, slot: SegmentSlot, request: &Request<'_>) -> bool {
+    request.leaving.contains(&slot) || request.excluded.contains(&space.segment(slot).node)
+}
+
+/// The first preferred segment that fits, if it is on an unused host.
+fn preferred(space: &Space, request: &Request<'_>, plan: &Plan) -> Option<SegmentSlot> {
+    let slots = request.preferred.iter().filter_map(|id| space.by_id.get(id).copied());
+    let mut usable = slots.filter(|&slot| fits(space, slot, request));
+    usable.find(|&slot| distance(space, slot, plan) == Some(Distance::OtherHost))
 }
 
 /// How far a segment is from the nearest one already chosen.
@@ -76,21 +137,19 @@ fn distance(space: &Space, slot: SegmentSlot, plan: &Plan) -> Option<Distance> {
     Some(nearest)
 }
 
-/// The better of a pair of draws, if one fits on an unused host.
-fn drawn(space: &Space, draw: &mut Draw, bytes: u64, plan: &Plan, excluded: &[NodeId]) -> Option<SegmentSlot> {
+/// The best of what is drawn, if one fits on an unused host.
+fn drawn(space: &Space, draw: &mut Draw, request: &Request<'_>, plan: &Plan) -> Option<SegmentSlot> {
     let eligible = space.eligible();
     if eligible.is_empty() {
         return None;
     }
     for _ in 0..DRAWS {
-        let pair = [draw.below(eligible.len()), draw.below(eligible.len())].map(|i| eligible[i]);
-        let fits = |&slot: &SegmentSlot| {
-            let segment = space.segment(slot);
-            segment.free.largest() >= bytes
-                && !excluded.contains(&segment.node)
-                && distance(space, slot, plan) == Some(Distance::OtherHost)
+        let candidates = (0..request.strategy.candidates()).map(|_| eligible[draw.below(eligible.len())]);
+        let candidates: SmallVec<[SegmentSlot; 8]> = candidates.collect();
+        let usable = |&slot: &SegmentSlot| {
+            fits(space, slot, request) && distance(space, slot, plan) == Some(Distance::OtherHost)
         };
-        if let Some(best) = pair.into_iter().filter(fits).max_by(|&a, &b| by_free_ratio(space, a, b)) {
+        if let Some(best) = candidates.into_iter().filter(usable).max_by(|&a, &b| by_free_ratio(space, a, b)) {
             return Some(best);
         }
     }
@@ -106,10 +165,10 @@ fn by_free_ratio(space: &Space, a: SegmentSlot, b: SegmentSlot) -> Ordering {
 }
 
 /// The farthest segment that fits, the largest free extent first.
-fn walked(space: &Space, bytes: u64, plan: &Plan, excluded: &[NodeId]) -> Option<SegmentSlot> {
+fn walked(space: &Space, request: &Request<'_>, plan: &Plan) -> Option<SegmentSlot> {
     let mut best: Option<(Distance, SegmentSlot)> = None;
-    for (_, slot) in space.by_largest().take_while(|&(largest, _)| largest >= bytes) {
-        if excluded.contains(&space.segment(slot).node) {
+    for (_, slot) in space.by_largest().take_while(|&(largest, _)| largest >= request.bytes) {
+        if is_refused(space, slot, request) {
             continue;
         }
         let Some(distance) = distance(space, slot, plan) else { continue };

@@ -1,11 +1,18 @@
 //! Reads: take a shard's lock, copy what is answered, let go.
 
+use super::copies::OpenCopy;
 use super::limits::{LIST_PAGE_MAX, LIST_SCAN_MAX, SHARDS};
-use super::objects::{Record, Shards};
-use super::op::{Contact, SessionId, TenantId};
+use super::objects::{Record, Shard, Shards};
+use super::op::{Contact, SessionId, TaskId, TenantId};
+use super::outcome::Answered;
 use super::sessions::Session;
 use super::space::Segment;
-use super::view::{Counts, ListPage, ListedObject, NodeView, ObjectView, RetiredView, SegmentView, SessionView};
+use super::tasks::Task;
+use super::tenants::Tenant;
+use super::view::{
+    Change, CopyView, Counts, GroupView, ListFilter, ListPage, ListedObject, NodeView, ObjectView, RetiredView,
+    SegmentView, SessionView, TenantView,
+};
 use super::{ConfigState, Directory};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
@@ -48,9 +55,36 @@ impl Directory {
         f(record.map(|r| topology.view(r)).as_ref())
     }
 
-    /// One page of the readable objects under a prefix, in the order of (shard, hash, key). One shard is locked at a
-    /// time; a page looks at no more than `LIST_SCAN_MAX` objects and the rest of a shard.
-    pub fn list(&self, tenant: TenantId, prefix: &[u8], after: Option<&[u8]>, limit: usize) -> ListPage {
+    /// Hash of a tenant's key, the same on every master of this history.
+    pub fn key_hash(&self, tenant: TenantId, key: &[u8]) -> u64 {
+        self.shards.hash(tenant, key)
+    }
+
+    /// From now on what becomes readable and what goes is kept for `take_changes`.
+    pub fn keep_changes(&self) {
+        self.core.write().changes.get_or_insert_default();
+    }
+
+    /// What became readable or went since the last call, in order.
+    pub fn take_changes(&self) -> Vec<Change> {
+        self.core.write().changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Every COMPLETE object as a change, the oldest first: after the whole state was replaced.
+    pub fn all_readable(&self) -> Vec<Change> {
+        let core = self.core.read();
+        let change = |at| self.shards.with(at, |r| r.is_complete().then(|| readable(&self.shards, r))).flatten();
+        core.index.values().filter_map(|&at| change(at)).collect()
+    }
+
+    /// What a session's key-named request answered, if it was executed.
+    pub fn answered(&self, session: SessionId, sequence: u64) -> Option<Answered> {
+        self.core.read().sessions.by_id.get(&session)?.outcomes.get(&sequence).copied()
+    }
+
+    /// One page of the objects that a filter wants, in the order of (shard, hash, key). One shard is locked at a time; a
+    /// page looks at no more than `LIST_SCAN_MAX` objects and the rest of a shard. The filter must not call the directory.
+    pub fn list(&self, tenant: TenantId, filter: &ListFilter<'_>, after: Option<&[u8]>, limit: usize) -> ListPage {
         let limit = limit.clamp(1, LIST_PAGE_MAX);
         let mut page = ListPage::default();
         let mut scanned = 0;
@@ -66,7 +100,10 @@ impl Directory {
                 last = last.max(Some(place));
                 let listed = topology.listed(record);
                 let is_next = number != first || resume.is_none_or(|after| place > after);
-                if listed > 0 && is_next && record.key.starts_with(prefix) {
+                // An upsert's new value is under no key yet.
+                let is_found =
+                    || shard.find(place.0, tenant, &record.key).is_some_and(|slot| slot_is(&shard, slot, record));
+                if is_next && (listed > 0 || filter.unreadable_too) && wants(filter, record) && is_found() {
                     found.push((place.0, record, listed));
                 }
             }
@@ -78,6 +115,8 @@ impl Directory {
                 object: record.object,
                 length: record.length,
                 replicas: *replicas,
+                data_type: record.data_type,
+                hard_pinned: record.hard_pinned,
             }));
             if page.objects.len() == limit {
                 page.next = page.objects.last().map(|o| o.key.clone());
@@ -122,6 +161,89 @@ impl Directory {
     /// All sessions, by id.
     pub fn sessions(&self) -> Vec<SessionView> {
         self.core.read().sessions.by_id.iter().map(|(&id, s)| session_view(id, s)).collect()
+    }
+
+    /// Copies under way, by replica, after a cursor.
+    pub fn copies(&self, after: Option<ReplicaId>, limit: usize) -> Vec<CopyView> {
+        let core = self.core.read();
+        let from = after.map_or(ReplicaId(0), |id| ReplicaId(id.0.saturating_add(1)));
+        let view = |(&replica, copy): (&ReplicaId, &OpenCopy)| {
+            let segment = core.space.segment(copy.segment);
+            CopyView {
+                replica,
+                object: copy.object,
+                task: copy.task,
+                instead_of: copy.instead_of,
+                started: copy.started,
+                segment: segment.id,
+                node: segment.node,
+                incarnation: segment.incarnation,
+                offset: copy.offset,
+            }
+        };
+        core.copies.by_replica.range(from..).take(limit).map(view).collect()
+    }
+
+    /// Tasks, by id.
+    pub fn tasks(&self) -> Vec<(TaskId, Task)> {
+        self.core.read().tasks.by_id.iter().map(|(&id, task)| (id, task.clone())).collect()
+    }
+
+    /// One task.
+    pub fn task(&self, id: TaskId) -> Option<Task> {
+        self.core.read().tasks.by_id.get(&id).cloned()
+    }
+
+    /// COMPLETE objects with fewer replicas than their put made, after a cursor.
+    pub fn degraded(&self, after: Option<ObjectId>, limit: usize) -> Vec<ObjectId> {
+        let from = after.map_or(ObjectId(0), |id| ObjectId(id.0.saturating_add(1)));
+        self.core.read().degraded.range(from..).take(limit).copied().collect()
+    }
+
+    /// Replicas in a segment, by address from a cursor on: where each lies, its object and itself. Those being put or
+    /// copied are answered without a replica.
+    pub fn replicas_in(&self, segment: SegmentId, from: u64, limit: usize) -> Vec<(u64, ObjectId, Option<ReplicaId>)> {
+        let core = self.core.read();
+        let Some(&slot) = core.space.by_id.get(&segment) else { return Vec::new() };
+        let used = core.space.segment(slot).used.range(from..).take(limit);
+        let found = used.filter_map(|(&offset, &at)| {
+            let there = |r: &Record| {
+                let replica = r.replicas.iter().find(|r| r.segment == slot && r.offset == offset);
+                (offset, r.object, replica.filter(|_| r.is_complete()).map(|r| r.id))
+            };
+            self.shards.with(at, there)
+        });
+        found.collect()
+    }
+
+    /// Number of a registered tenant.
+    pub fn tenant(&self, name: &str) -> Option<TenantId> {
+        self.topology.read().tenants.get(name).copied()
+    }
+
+    /// All tenants and what they hold, by number.
+    pub fn tenants(&self) -> Vec<TenantView> {
+        let core = self.core.read();
+        core.tenants.iter().map(|(id, tenant)| tenant_view(id, tenant)).collect()
+    }
+
+    /// One tenant.
+    pub fn tenant_view(&self, tenant: TenantId) -> Option<TenantView> {
+        let core = self.core.read();
+        core.tenants.get(tenant).map(|t| tenant_view(tenant, t))
+    }
+
+    /// A group: whether a reader that cannot reach some nodes can read all of it. Walks its members.
+    pub fn group(&self, tenant: TenantId, name: &[u8], suspects: &[u64]) -> Option<GroupView> {
+        let core = self.core.read();
+        let group = core.groups.get(&(tenant, name.into()))?;
+        let topology = self.topology.read();
+        let readable = |id: &ObjectId| {
+            let view = |r: &Record| topology.view(r).listed().any(|place| !suspects.contains(&place.node.0));
+            core.index.get(id).is_some_and(|&at| self.shards.with(at, view) == Some(true))
+        };
+        let whole = group.lost.is_empty() && group.members.iter().all(readable);
+        Some(GroupView { members: group.members.len(), whole })
     }
 
     /// How much of everything there is. Walks the nodes and segments, not the objects.
@@ -207,6 +329,37 @@ impl Directory {
     }
 }
 
+/// A COMPLETE record as the change that made it.
+pub(super) fn readable(shards: &Shards, record: &Record) -> Change {
+    Change::Readable {
+        tenant: record.tenant,
+        key: shards.hash(record.tenant, &record.key),
+        object: record.object,
+        bytes: record.all_bytes(),
+        group: record.group().map(|name| shards.hash(record.tenant, name)),
+    }
+}
+
+fn wants(filter: &ListFilter<'_>, record: &Record) -> bool {
+    record.key.starts_with(filter.prefix)
+        && filter.data_type.is_none_or(|wanted| wanted == record.data_type)
+        && filter.matches.is_none_or(|matches| matches(&record.key))
+}
+
+fn slot_is(shard: &Shard, slot: u32, record: &Record) -> bool {
+    shard.record(slot).is_some_and(|found| found.object == record.object)
+}
+
+fn tenant_view(id: TenantId, tenant: &Tenant) -> TenantView {
+    TenantView {
+        tenant: id,
+        name: tenant.name.clone(),
+        quota: tenant.quota,
+        bytes: tenant.bytes,
+        objects: tenant.objects,
+    }
+}
+
 fn segment_view(segment: &Segment) -> SegmentView {
     SegmentView {
         segment: segment.id,
@@ -214,6 +367,7 @@ fn segment_view(segment: &Segment) -> SegmentView {
         incarnation: segment.incarnation,
         name: segment.name.clone(),
         contact: segment.contact,
+        draining: segment.draining,
         capacity: segment.capacity,
         free: segment.free.free(),
         processing: segment.processing,

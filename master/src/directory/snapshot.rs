@@ -4,16 +4,20 @@
 //! not written: they follow from the rest, and the stored digest (which covers them) must come out again.
 
 use super::Directory;
-use super::core::Core;
+use super::codec::{choice, small, soft_pin, tenant};
+use super::copies::OpenCopy;
+use super::core::{Core, OpenPut};
+use super::digest::{answered_parts, soft_pin_parts};
 use super::free_space::FreeSpace;
 use super::frozen::{FrozenDirectory, Objects, References, Source};
-use super::limits::{Config, ConfigState, SHARDS};
+use super::limits::{Config, ConfigState, SHARDS, Strategy};
 use super::nodes::{EARLIER_PROCESSES_MAX, Node};
 use super::objects::{Record, Replica, Shards};
-use super::op::{Contact, SessionId, TenantId, Token};
-use super::outcome::Removal;
+use super::op::{Contact, DataType, Quota, SessionId, TaskId, TaskKind, TenantId};
+use super::outcome::{Answered, Removal};
 use super::sessions::Session;
 use super::space::{Retired, Segment, Use};
+use super::tasks::{Task, TaskState};
 use super::varint::{DecodeError, Reader, put_bytes, put_varint};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,7 +70,7 @@ impl Directory {
         write_members(&core, &mut before_objects);
         write_retired(&core, &mut after_objects);
         after_objects.extend_from_slice(&core.digest().to_le_bytes());
-        let references = References { segments: core.space.ids_by_slot(), tokens: core.open.clone() };
+        let references = References { segments: core.space.ids_by_slot(), open: core.open.clone() };
         let source = if self.shards.freeze() {
             Source::Shards(Arc::clone(&self.shards), self.shards.epoch())
         } else {
@@ -89,7 +93,8 @@ impl Directory {
         let mut topology = self.topology.write();
         self.shards.replace(shards);
         *topology = core.topology();
-        *place = core;
+        let changes = place.changes.take();
+        *place = Core { changes: changes.map(|_| Vec::new()), ..core };
         Ok(())
     }
 }
@@ -104,6 +109,7 @@ fn write_head(core: &Core, out: &mut Vec<u8>) {
     put_varint(out, config.lease_ttl_max_ms);
     put_varint(out, config.put_start_discard_timeout_ms);
     put_varint(out, config.objects_max);
+    out.push(config.strategy as u8);
     out.extend_from_slice(&config.secret.0);
     put_varint(out, lease_ttl_max_before_ms);
     put_varint(out, lease_ttl_lowered_at.0);
@@ -114,6 +120,15 @@ fn write_head(core: &Core, out: &mut Vec<u8>) {
 }
 
 fn write_members(core: &Core, out: &mut Vec<u8>) {
+    put_varint(out, core.tenants.next.into());
+    put_varint(out, core.tenants.len() as u64);
+    for (id, tenant) in core.tenants.iter() {
+        put_varint(out, id.0.into());
+        put_bytes(out, tenant.name.as_bytes());
+        put_varint(out, tenant.quota.bytes);
+        put_varint(out, tenant.quota.objects);
+        out.push(tenant.quota.refuse.into());
+    }
     put_varint(out, core.nodes.by_id.len() as u64);
     for (id, node) in &core.nodes.by_id {
         put_varint(out, id.0);
@@ -134,6 +149,7 @@ fn write_members(core: &Core, out: &mut Vec<u8>) {
         put_varint(out, segment.node.0);
         put_bytes(out, segment.name.as_bytes());
         put_varint(out, segment.capacity);
+        out.push(segment.draining.into());
     }
     put_varint(out, core.sessions.by_id.len() as u64);
     for (id, session) in &core.sessions.by_id {
@@ -142,15 +158,11 @@ fn write_members(core: &Core, out: &mut Vec<u8>) {
         put_bytes(out, session.host_id.as_bytes());
         put_varint(out, session.floor);
         put_varint(out, session.outcomes.len() as u64);
-        for (&sequence, removal) in &session.outcomes {
+        for (&sequence, &answered) in &session.outcomes {
             put_varint(out, sequence);
-            let (answer, object) = match removal {
-                Removal::Removed(object) => (0, object.0),
-                Removal::NotFound => (1, 0),
-                Removal::NotReady => (2, 0),
-            };
+            let (answer, number) = answered_parts(answered);
             out.push(answer);
-            put_varint(out, object);
+            put_varint(out, number);
         }
     }
 }
@@ -160,13 +172,22 @@ pub(super) fn write_object(references: &References, record: &Record, out: &mut V
     put_varint(out, record.tenant.0.into());
     put_bytes(out, &record.key);
     put_varint(out, record.length);
-    put_varint(out, record.session.0);
     put_varint(out, record.started.0);
     put_varint(out, record.stored_slots.into());
     out.push(record.granted);
     out.push(record.copies);
+    out.push(record.data_type.0);
+    out.push(record.hard_pinned.into());
+    put_varint(out, record.soft_pinned_until().0);
+    put_bytes(out, record.group().map_or(&[][..], |name| name));
     if record.copies == 0 {
-        out.extend_from_slice(references.tokens.get(&record.object).expect("an open put has a token"));
+        let open = references.open.get(&record.object).expect("a PROCESSING object is open");
+        out.extend_from_slice(&open.token);
+        put_varint(out, open.session.0);
+        put_varint(out, open.replaces.map_or(0, |old| old.0));
+        let (action, ttl_ms) = soft_pin_parts(open.soft_pin);
+        out.push(action);
+        put_varint(out, ttl_ms);
     }
     out.push(record.replicas.len() as u8);
     for replica in &record.replicas {
@@ -186,6 +207,43 @@ fn write_retired(core: &Core, out: &mut Vec<u8>) {
         put_varint(out, retired.bytes);
         out.push(retired.clean.into());
     }
+    let lost = core.groups.by_name.iter().filter(|(_, group)| !group.lost.is_empty());
+    put_varint(out, lost.clone().count() as u64);
+    for ((tenant, name), group) in lost {
+        put_varint(out, tenant.0.into());
+        put_bytes(out, name);
+        put_varint(out, group.lost.len() as u64);
+        group.lost.iter().for_each(|key| put_bytes(out, key));
+    }
+    put_varint(out, core.copies.by_replica.len() as u64);
+    for (replica, copy) in &core.copies.by_replica {
+        put_varint(out, replica.0);
+        put_varint(out, copy.object.0);
+        put_varint(out, copy.instead_of.map_or(0, |r| r.0));
+        put_varint(out, core.space.segment(copy.segment).id.0);
+        put_varint(out, copy.offset);
+        put_varint(out, copy.started.0);
+        put_varint(out, copy.task.0);
+    }
+    put_varint(out, core.tasks.by_id.len() as u64);
+    for (id, task) in &core.tasks.by_id {
+        put_varint(out, id.0);
+        out.push(task.kind as u8);
+        out.push(task.state as u8);
+        out.push(task.unmount.into());
+        out.extend_from_slice(&task.token);
+        put_varint(out, task.object.0);
+        for segments in [&task.sources, &task.targets] {
+            put_varint(out, segments.len() as u64);
+            segments.iter().for_each(|segment| put_varint(out, segment.0));
+        }
+        put_varint(out, task.concurrency.into());
+        put_varint(out, task.created.0);
+        put_varint(out, task.ended.0);
+        put_varint(out, task.done);
+        put_varint(out, task.left);
+        put_bytes(out, task.message.as_bytes());
+    }
 }
 
 /// Reads a whole snapshot into a new core and empty shards.
@@ -201,6 +259,7 @@ fn read(bytes: &[u8], shards: &Shards) -> Result<Core, RestoreError> {
     let mut reader = Reader::new(&body[MAGIC.len()..]);
     let mut core = Core::new();
     read_head(&mut reader, &mut core)?;
+    read_tenants(&mut reader, &mut core)?;
     read_nodes(&mut reader, &mut core)?;
     read_segments(&mut reader, &mut core)?;
     read_sessions(&mut reader, &mut core)?;
@@ -208,6 +267,8 @@ fn read(bytes: &[u8], shards: &Shards) -> Result<Core, RestoreError> {
         read_object(&mut reader, &mut core, shards)?;
     }
     read_retired(&mut reader, &mut core)?;
+    read_copies(&mut reader, &mut core, shards)?;
+    read_tasks(&mut reader, &mut core)?;
     reader.finish()?;
     let written = u128::from_le_bytes(digest.try_into().expect("16 bytes"));
     let read = core.digest();
@@ -228,6 +289,7 @@ fn read_head(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreErro
             lease_ttl_max_ms: reader.varint("lease ttl")?,
             put_start_discard_timeout_ms: reader.varint("discard timeout")?,
             objects_max: reader.varint("objects max")?,
+            strategy: choice(reader, "strategy", &Strategy::ALL)?,
             secret: Secret(reader.array("secret")?),
         },
         lease_ttl_max_before_ms: reader.varint("lease ttl before")?,
@@ -240,6 +302,33 @@ fn read_head(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreErro
         core.checkpoint = Some((index, digest));
         core.digest.add(|c| c.checkpoint(index, digest));
     }
+    Ok(())
+}
+
+fn read_tenants(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreError> {
+    let TenantId(next) = tenant(reader)?;
+    for _ in 0..reader.count(5, "tenants")? {
+        let id = tenant(reader)?;
+        let name: Arc<str> = reader.text("tenant name")?.into();
+        let quota = Quota {
+            bytes: reader.varint("quota bytes")?,
+            objects: reader.varint("quota objects")?,
+            refuse: reader.byte("quota policy")? != 0,
+        };
+        if let Some(present) = core.tenants.get_mut(id).filter(|_| id == TenantId::DEFAULT) {
+            core.digest.sub(|c| c.tenant(id, present));
+            present.quota = quota;
+        } else if core.tenants.get(id).is_some() || core.tenants.by_name.contains_key(&name) {
+            return Err(RestoreError::Inconsistent(format!("tenant '{name}' comes twice")));
+        } else {
+            core.tenants.insert(id, name, quota);
+        }
+        let present = core.tenants.get(id).expect("just set");
+        core.digest.add(|c| c.tenant(id, present));
+    }
+    core.digest.sub(|c| c.next_tenant(1));
+    core.tenants.next = next;
+    core.digest.add(|c| c.next_tenant(next));
     Ok(())
 }
 
@@ -290,6 +379,7 @@ fn read_segments(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), Restore
             name: name.into(),
             host_id: owner.host_id.clone(),
             contact: owner.contact,
+            draining: reader.byte("draining")? != 0,
             capacity,
             free: FreeSpace::new(id, capacity),
             processing: 0,
@@ -317,14 +407,16 @@ fn read_sessions(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), Restore
         core.digest.add(|c| c.session(id, &session));
         for _ in 0..reader.count(3, "outcomes")? {
             let sequence = reader.varint("sequence")?;
-            let removal = match (reader.byte("outcome")?, reader.varint("object id")?) {
-                (0, object) => Removal::Removed(ObjectId(object)),
-                (1, _) => Removal::NotFound,
-                (2, _) => Removal::NotReady,
+            let answered = match (reader.byte("outcome")?, reader.varint("outcome")?) {
+                (0, object) => Answered::Removal(Removal::Removed(ObjectId(object))),
+                (1, _) => Answered::Removal(Removal::NotFound),
+                (2, _) => Answered::Removal(Removal::NotReady),
+                (3, objects) => Answered::Removed { objects },
+                (4, object) => Answered::Upsert(ObjectId(object)),
                 (other, _) => return Err(DecodeError::Unknown { what: "outcome", value: other.into() }.into()),
             };
-            core.digest.add(|c| c.removal(id, sequence, removal));
-            session.outcomes.insert(sequence, removal);
+            core.digest.add(|c| c.answered(id, sequence, answered));
+            session.outcomes.insert(sequence, answered);
         }
         let is_new = core.sessions.by_uuid.insert(session.client_uuid, id).is_none();
         if core.sessions.by_id.insert(id, session).is_some() || !is_new {
@@ -336,23 +428,33 @@ fn read_sessions(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), Restore
 
 fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Result<(), RestoreError> {
     let object = ObjectId(reader.varint("object id")?);
-    let tenant = reader.varint("tenant")?;
+    let owner = tenant(reader)?;
     let mut record = Record {
         key: reader.bytes("key")?.into(),
         object,
         length: reader.varint("length")?,
-        session: SessionId(reader.varint("session")?),
         started: LogTime(reader.varint("started")?),
         replicas: SmallVec::new(),
-        tenant: TenantId(u32::try_from(tenant).map_err(|_| DecodeError::Overflow("tenant"))?),
+        extras: None,
+        tenant: owner,
         stored_slots: reader.varint("stored slots")? as u16,
         granted: reader.byte("granted")?,
         copies: reader.byte("copies")?,
+        data_type: DataType(reader.byte("data type")?),
+        hard_pinned: reader.byte("hard pin")? != 0,
     };
+    record.soft_pin(LogTime(reader.varint("soft pin")?));
+    let group = reader.bytes("group")?;
+    if !group.is_empty() {
+        record.extras.get_or_insert_default().group = Some(core.groups.shared_name(owner, group));
+    }
     if record.length > tidepool_proto::object::OBJECT_BYTES_MAX {
         return Err(RestoreError::Inconsistent(format!("object {object} has {} bytes", record.length)));
     }
-    let token: Option<Token> = if record.copies == 0 { Some(reader.array("token")?) } else { None };
+    if core.tenants.get(owner).is_none() {
+        return Err(RestoreError::Inconsistent(format!("object {object} is of an unknown tenant")));
+    }
+    let open = if record.copies == 0 { Some(read_open(reader)?) } else { None };
     let bytes = extent_bytes(record.length);
     let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
     let replicas = usize::from(reader.byte("replicas")?);
@@ -365,20 +467,38 @@ fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Res
         let (segment, offset) = read_extent(reader, core, bytes, used_for, id)?;
         record.replicas.push(Replica { id, offset, segment });
     }
-    if let Some(token) = token {
-        core.open.insert(object, token);
-        if let Some(session) = core.sessions.by_id.get_mut(&record.session) {
+    let replaces = open.and_then(|open| open.replaces);
+    if let Some(open) = open {
+        core.open.insert(object, open);
+        if let Some(session) = core.sessions.by_id.get_mut(&open.session) {
             session.open_grants += 1;
             session.open_bytes += bytes * replicas as u64;
         }
     }
-    core.digest.add(|c| c.object(&record, token.as_ref(), &core.space));
+    core.digest.add(|c| c.object(&record, open.as_ref(), &core.space));
+    core.note_copies(&record);
+    let account = core.tenants.get_mut(owner).expect("checked before");
+    account.bytes += record.all_bytes();
+    account.objects += 1;
+    if let Some(name) = record.group() {
+        core.groups.join((owner, name.clone()), object, replaces.is_some());
+    }
     let hash = shards.hash(record.tenant, &record.key);
-    if shards.locate(hash, record.tenant, &record.key).is_some() {
+    let elder = shards.locate(hash, record.tenant, &record.key);
+    let elder = elder.and_then(|at| shards.with(at, |r| (r.object, r.is_complete())));
+    if elder != replaces.map(|old| (old, true)) {
         return Err(RestoreError::Inconsistent(format!("object {object} has another object's key")));
     }
     let extents: SmallVec<[Replica; 2]> = record.replicas.iter().copied().collect();
-    let at = shards.insert(hash, record);
+    let at = match replaces {
+        None => shards.insert(hash, record),
+        Some(old) => {
+            if core.upserts.insert(old, object).is_some() {
+                return Err(RestoreError::Inconsistent(format!("object {old} has two upserts")));
+            }
+            shards.insert_detached(hash, record)
+        }
+    };
     for replica in extents {
         core.space.note_used(replica.segment, replica.offset, at);
     }
@@ -386,6 +506,12 @@ fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Res
         return Err(RestoreError::Inconsistent(format!("object {object} comes twice")));
     }
     Ok(())
+}
+
+fn read_open(reader: &mut Reader<'_>) -> Result<OpenPut, RestoreError> {
+    let (token, session) = (reader.array("token")?, SessionId(reader.varint("session")?));
+    let replaces = Some(ObjectId(reader.varint("replaced object")?)).filter(|old| old.0 != 0);
+    Ok(OpenPut { token, session, replaces, soft_pin: soft_pin(reader)? })
 }
 
 /// Reads where a replica lies and takes its extent.
@@ -420,6 +546,72 @@ fn read_retired(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreE
             return Err(RestoreError::Inconsistent(format!("retired replica {id} overlaps another")));
         }
         core.retire(id, Retired { object, segment: slot, offset, bytes, clean });
+    }
+    for _ in 0..reader.count(4, "groups")? {
+        let name = (tenant(reader)?, reader.bytes("group")?.into());
+        let Some(group) = core.groups.by_name.get_mut(&name) else {
+            return Err(RestoreError::Inconsistent("a group without members has lost one".into()));
+        };
+        for _ in 0..reader.count(1, "lost members")? {
+            let key = reader.bytes("key")?;
+            core.digest.add(|c| c.lost_member(&name, key));
+            group.lost.insert(key.into());
+        }
+    }
+    Ok(())
+}
+
+fn read_copies(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Result<(), RestoreError> {
+    for _ in 0..reader.count(7, "copies")? {
+        let replica = ReplicaId(reader.varint("replica id")?);
+        let object = ObjectId(reader.varint("object id")?);
+        let instead_of = Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0);
+        let Some(&at) = core.index.get(&object) else {
+            return Err(RestoreError::Inconsistent(format!("copy {replica} is of an object that is not there")));
+        };
+        let record = shards.with(at, Record::clone).expect("the index names a record");
+        let (bytes, tenant) = (record.extent_bytes(), record.tenant);
+        if !record.is_complete() {
+            return Err(RestoreError::Inconsistent(format!("copy {replica} is of an object that is being put")));
+        }
+        let (segment, offset) = read_extent(reader, core, bytes, Use::Processing, replica)?;
+        core.space.note_used(segment, offset, at);
+        let started = LogTime(reader.varint("started")?);
+        let task = TaskId(reader.varint("task id")?);
+        let copy = OpenCopy { object, instead_of, segment, offset, bytes, started, task };
+        if core.copies.by_replica.contains_key(&replica) {
+            return Err(RestoreError::Inconsistent(format!("copy {replica} comes twice")));
+        }
+        core.tenants.get_mut(tenant).expect("an object's tenant is registered").bytes += bytes;
+        core.copies.insert(replica, copy);
+        core.digest.add(|c| c.copy(replica, &copy, &core.space));
+    }
+    Ok(())
+}
+
+fn read_tasks(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreError> {
+    for _ in 0..reader.count(26, "tasks")? {
+        let id = TaskId(reader.varint("task id")?);
+        let task = Task {
+            kind: choice(reader, "task kind", &[TaskKind::Copy, TaskKind::Move, TaskKind::Drain])?,
+            state: choice(reader, "task state", &TaskState::ALL)?,
+            unmount: reader.byte("unmount")? != 0,
+            token: reader.array("token")?,
+            object: ObjectId(reader.varint("object id")?),
+            sources: reader.ids("source segments", SegmentId)?,
+            targets: reader.ids("target segments", SegmentId)?,
+            concurrency: small(reader, "concurrency")?,
+            created: LogTime(reader.varint("created")?),
+            ended: LogTime(reader.varint("ended")?),
+            done: reader.varint("done")?,
+            left: reader.varint("left")?,
+            message: reader.text("message")?.into(),
+        };
+        if core.tasks.by_id.contains_key(&id) || core.tasks.by_token(&task.token).is_some() {
+            return Err(RestoreError::Inconsistent(format!("task {id} comes twice")));
+        }
+        core.digest.add(|c| c.task(id, &task));
+        core.tasks.insert(id, task);
     }
     Ok(())
 }

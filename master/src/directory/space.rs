@@ -16,6 +16,8 @@ pub(super) struct Segment {
     pub(super) name: Arc<str>,
     pub(super) host_id: Arc<str>,
     pub(super) contact: Contact,
+    /// Replicas are to leave it: it takes no puts.
+    pub(super) draining: bool,
     pub(super) capacity: u64,
     pub(super) free: FreeSpace,
     /// Bytes of open grants, readable replicas and retired replicas. With the free bytes: the capacity.
@@ -27,6 +29,11 @@ pub(super) struct Segment {
 }
 
 impl Segment {
+    /// Whether a put may choose it.
+    pub(super) fn may_be_chosen(&self) -> bool {
+        self.contact == Contact::Heard && !self.draining
+    }
+
     /// SPACE-ADDS-UP.
     pub(super) fn adds_up(&self) -> bool {
         self.free.free() + self.processing + self.complete + self.retired == self.capacity
@@ -68,7 +75,7 @@ pub(super) struct Space {
     slots: Vec<Option<Segment>>,
     vacant: Vec<SegmentSlot>,
     pub(super) by_id: BTreeMap<SegmentId, SegmentSlot>,
-    /// Segments of nodes that are heard, by id: what random choice draws from.
+    /// Segments that puts may choose, by id: what random choice draws from.
     eligible: Vec<SegmentSlot>,
     /// The same by (largest free extent, id).
     by_largest: BTreeSet<(u64, SegmentId, SegmentSlot)>,
@@ -149,9 +156,15 @@ impl Space {
         self.choose_eligible();
     }
 
+    /// Sets whether a segment's replicas are to leave it.
+    pub(super) fn set_draining(&mut self, slot: SegmentSlot, draining: bool) {
+        self.slots[slot as usize].as_mut().expect("a mounted segment").draining = draining;
+        self.choose_eligible();
+    }
+
     fn choose_eligible(&mut self) {
-        let heard = |&slot: &SegmentSlot| self.segment(slot).contact == Contact::Heard;
-        let eligible: Vec<SegmentSlot> = self.by_id.values().copied().filter(heard).collect();
+        let chosen = |&slot: &SegmentSlot| self.segment(slot).may_be_chosen();
+        let eligible: Vec<SegmentSlot> = self.by_id.values().copied().filter(chosen).collect();
         self.by_largest =
             eligible.iter().map(|&slot| (self.segment(slot).free.largest(), self.segment(slot).id, slot)).collect();
         self.eligible = eligible;
@@ -163,7 +176,7 @@ impl Space {
         let before = segment.free.largest();
         let result = f(segment);
         let after = segment.free.largest();
-        if before != after && segment.contact == Contact::Heard {
+        if before != after && segment.may_be_chosen() {
             let id = segment.id;
             self.by_largest.remove(&(before, id, slot));
             self.by_largest.insert((after, id, slot));
@@ -238,7 +251,7 @@ impl Space {
     pub(super) fn indexes_agree(&self) -> bool {
         let mut fresh = BTreeSet::new();
         let mut eligible = Vec::new();
-        for (slot, segment) in self.iter().filter(|(_, s)| s.contact == Contact::Heard) {
+        for (slot, segment) in self.iter().filter(|(_, s)| s.may_be_chosen()) {
             fresh.insert((segment.free.largest(), segment.id, slot));
             eligible.push(slot);
         }

@@ -1,9 +1,10 @@
 //! `Topology`: where segments and nodes are, as readers need it; apply publishes it, readers never wait for apply.
 
 use super::objects::{Record, SegmentSlot};
-use super::op::Contact;
+use super::op::{Contact, TenantId};
 use super::view::{NodeView, ObjectState, ObjectView, ReplicaPlace};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tidepool_proto::object::stored_bytes;
 use tidepool_proto::{Incarnation, NodeId, SegmentId};
 
@@ -21,6 +22,7 @@ pub(super) struct SegmentPlace {
 pub(super) struct Topology {
     pub(super) segments: Vec<Option<SegmentPlace>>,
     pub(super) nodes: BTreeMap<NodeId, NodeView>,
+    pub(super) tenants: BTreeMap<Arc<str>, TenantId>,
 }
 
 impl Topology {
@@ -49,7 +51,10 @@ impl Topology {
             object: record.object,
             length: record.length,
             state: if record.is_complete() { ObjectState::Complete } else { ObjectState::Processing },
-            session: record.session,
+            data_type: record.data_type,
+            hard_pinned: record.hard_pinned,
+            soft_pinned_until: record.soft_pinned_until(),
+            group: record.group().map(|name| &**name),
             started: record.started,
             replicas: replicas.collect(),
         }

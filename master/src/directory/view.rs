@@ -1,6 +1,6 @@
 //! What reads of the directory answer: copies, taken under a shard's lock and let go.
 
-use super::op::{Contact, SessionId, TenantId, Uuid};
+use super::op::{Contact, DataType, Quota, SessionId, TaskId, TenantId, Uuid};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
@@ -46,8 +46,14 @@ pub struct ObjectView<'a> {
     pub length: u64,
     /// Whether it can be read.
     pub state: ObjectState,
-    /// Who put it.
-    pub session: SessionId,
+    /// What it holds.
+    pub data_type: DataType,
+    /// Never evicted.
+    pub hard_pinned: bool,
+    /// Log time until which it is soft-pinned; 0: it is not.
+    pub soft_pinned_until: LogTime,
+    /// Name of its group.
+    pub group: Option<&'a [u8]>,
     /// Log time of its PutStart.
     pub started: LogTime,
     /// All replicas that have not been dropped.
@@ -76,6 +82,50 @@ pub struct ListedObject {
     pub length: u64,
     /// Listed replicas, at least one.
     pub replicas: u32,
+    /// What it holds.
+    pub data_type: DataType,
+    /// Never evicted.
+    pub hard_pinned: bool,
+}
+
+/// Says whether a key is wanted.
+pub type KeyTest<'a> = &'a dyn Fn(&[u8]) -> bool;
+
+/// Which objects a listing wants.
+#[derive(Clone, Copy, Default)]
+pub struct ListFilter<'a> {
+    /// Keys under it.
+    pub prefix: &'a [u8],
+    /// Keys that it accepts.
+    pub matches: Option<KeyTest<'a>>,
+    /// Objects that hold this.
+    pub data_type: Option<DataType>,
+    /// Also objects that cannot be read now: being put, or on suspect nodes only.
+    pub unreadable_too: bool,
+}
+
+/// One tenant and what it holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TenantView {
+    /// Number.
+    pub tenant: TenantId,
+    /// Name.
+    pub name: Arc<str>,
+    /// Its limits.
+    pub quota: Quota,
+    /// Bytes of extents, open puts included.
+    pub bytes: u64,
+    /// Objects, open puts included.
+    pub objects: u64,
+}
+
+/// A group that was asked about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupView {
+    /// Objects of it.
+    pub members: usize,
+    /// Every member is readable, and none was lost.
+    pub whole: bool,
 }
 
 /// A page of a listing. Pages come in hash order: stable, each key at most once, resumable after any key.
@@ -119,6 +169,8 @@ pub struct SegmentView {
     pub name: Arc<str>,
     /// Whether its node is heard.
     pub contact: Contact,
+    /// Replicas are to leave it.
+    pub draining: bool,
     /// Bytes.
     pub capacity: u64,
     /// Bytes that may be allocated.
@@ -174,6 +226,10 @@ pub struct RetiredView {
 pub struct Victim {
     /// Object.
     pub object: ObjectId,
+    /// Name space.
+    pub tenant: TenantId,
+    /// Log time until which it is soft-pinned; 0: it is not.
+    pub soft_pinned_until: LogTime,
     /// Its replicas: id, segment, extent bytes.
     pub replicas: SmallVec<[(ReplicaId, SegmentId, u64); 2]>,
 }
@@ -185,15 +241,54 @@ impl Victim {
     }
 }
 
-/// Some victims, oldest first.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct VictimPage {
-    /// Accepted by the filter.
-    pub victims: Vec<Victim>,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Resume after this object; none: the end was reached, start again from the oldest.
-    pub next: Option<ObjectId>,
+/// A copy under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyView {
+    /// The replica being made.
+    pub replica: ReplicaId,
+    /// Object.
+    pub object: ObjectId,
+    /// The task it is part of; 0: none.
+    pub task: TaskId,
+    /// Set: the replica that goes when it is there.
+    pub instead_of: Option<ReplicaId>,
+    /// When it was granted.
+    pub started: LogTime,
+    /// Where it goes.
+    pub segment: SegmentId,
+    /// Who makes it.
+    pub node: NodeId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// Bytes from the segment's start.
+    pub offset: u64,
+}
+
+/// An object that became readable, or went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It was put.
+    Readable {
+        /// Name space.
+        tenant: TenantId,
+        /// Hash of tenant and key.
+        key: u64,
+        /// Object.
+        object: ObjectId,
+        /// Bytes of all its extents.
+        bytes: u64,
+        /// Hash of its group's name.
+        group: Option<u64>,
+    },
+    /// It left the directory.
+    Gone {
+        /// Name space.
+        tenant: TenantId,
+        /// Hash of tenant and key.
+        key: u64,
+        /// Object.
+        object: ObjectId,
+    },
 }
 
 /// How much of everything there is.

@@ -10,6 +10,7 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
+use super::{recency, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
@@ -112,6 +113,68 @@ impl v1::admin_service_server::AdminService for AdminFace {
                 v1::CompactResponse { error: Some(error.into()), snapshot_index: 0 }
             }
         }))
+    }
+
+    async fn set_tenant(
+        &self,
+        request: Request<v1::SetTenantRequest>,
+    ) -> Result<Response<v1::SetTenantResponse>, Status> {
+        let error = tenants::set(&self.service, request.get_ref()).await.err().map(Into::into);
+        Ok(Response::new(v1::SetTenantResponse { error }))
+    }
+
+    async fn drop_tenant(
+        &self,
+        request: Request<v1::DropTenantRequest>,
+    ) -> Result<Response<v1::DropTenantResponse>, Status> {
+        let error = tenants::drop(&self.service, request.get_ref()).await.err().map(Into::into);
+        Ok(Response::new(v1::DropTenantResponse { error }))
+    }
+
+    async fn list_tenants(
+        &self,
+        _: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
+        Ok(Response::new(match tenants::list(&self.service).await {
+            Ok(tenants) => v1::ListTenantsResponse { error: None, tenants },
+            Err(error) => v1::ListTenantsResponse { error: Some(error.into()), tenants: Vec::new() },
+        }))
+    }
+
+    async fn create_task(
+        &self,
+        request: Request<v1::CreateTaskRequest>,
+    ) -> Result<Response<v1::CreateTaskResponse>, Status> {
+        Ok(Response::new(match tasks::create(&self.service, request.get_ref()).await {
+            Ok(task) => v1::CreateTaskResponse { error: None, task_id: task.0 },
+            Err(error) => v1::CreateTaskResponse { error: Some(error.into()), task_id: 0 },
+        }))
+    }
+
+    async fn list_tasks(
+        &self,
+        request: Request<v1::ListTasksRequest>,
+    ) -> Result<Response<v1::ListTasksResponse>, Status> {
+        Ok(Response::new(match tasks::list(&self.service, request.get_ref().task_id).await {
+            Ok(tasks) => v1::ListTasksResponse { error: None, tasks },
+            Err(error) => v1::ListTasksResponse { error: Some(error.into()), tasks: Vec::new() },
+        }))
+    }
+
+    async fn cancel_task(
+        &self,
+        request: Request<v1::CancelTaskRequest>,
+    ) -> Result<Response<v1::CancelTaskResponse>, Status> {
+        let error = tasks::cancel(&self.service, request.get_ref().task_id).await.err().map(Into::into);
+        Ok(Response::new(v1::CancelTaskResponse { error }))
+    }
+
+    async fn share_recency(
+        &self,
+        request: Request<v1::ShareRecencyRequest>,
+    ) -> Result<Response<v1::ShareRecencyResponse>, Status> {
+        let error = recency::take(&self.service, request.into_inner()).err().map(Into::into);
+        Ok(Response::new(v1::ShareRecencyResponse { error }))
     }
 
     async fn state_digest(

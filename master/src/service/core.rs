@@ -9,9 +9,12 @@ use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, PROTOCOL_VERSION, v1};
 
+use super::clients::Clients;
+use super::evictor::Evictor;
 use super::machine::{Machine, MasterNode};
 use super::metrics::ServiceMetrics;
 use super::options::MasterOptions;
+use super::recency::Standbys;
 use super::refusal;
 use super::tenure::Tenure;
 use crate::directory::{Directory, Op, Outcome};
@@ -22,6 +25,8 @@ pub struct Service {
     machine: Arc<Machine>,
     options: MasterOptions,
     metrics: Arc<ServiceMetrics>,
+    clients: Clients,
+    standbys: Standbys,
     tenure: RwLock<Option<Arc<Tenure>>>,
     term: AtomicU64,
 }
@@ -34,7 +39,16 @@ impl Service {
         options: MasterOptions,
         metrics: Arc<ServiceMetrics>,
     ) -> Arc<Service> {
-        Arc::new(Service { node, machine, options, metrics, tenure: RwLock::new(None), term: AtomicU64::new(0) })
+        Arc::new(Service {
+            node,
+            machine,
+            options,
+            metrics,
+            clients: Clients::default(),
+            standbys: Standbys::default(),
+            tenure: RwLock::new(None),
+            term: AtomicU64::new(0),
+        })
     }
 
     /// The Raft node.
@@ -57,6 +71,18 @@ impl Service {
     pub fn metrics(&self) -> &Arc<ServiceMetrics> {
         &self.metrics
     }
+    /// The eviction policies.
+    pub fn evictor(&self) -> &Evictor {
+        self.machine.evictor()
+    }
+    /// When clients were heard of.
+    pub fn clients(&self) -> &Clients {
+        &self.clients
+    }
+    /// Connections to the standbys.
+    pub fn standbys(&self) -> &Standbys {
+        &self.standbys
+    }
     /// Last term seen, carried in every answer.
     pub fn term(&self) -> u64 {
         self.term.load(Ordering::Relaxed)
@@ -69,6 +95,7 @@ impl Service {
     /// Takes or leaves office.
     pub(super) fn set_tenure(&self, tenure: Option<Arc<Tenure>>) {
         self.metrics.is_leader.set(i64::from(tenure.is_some()));
+        self.evictor().keep_hints(tenure.is_some());
         let before = std::mem::replace(&mut *self.tenure.write(), tenure);
         if let Some(before) = before {
             before.end();

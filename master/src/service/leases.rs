@@ -2,11 +2,12 @@
 //!
 //! Leases are keyed by object id, which covers every replica of the object: a reader is handed all of them. They live
 //! outside the directory and outside the log; a new leader starts with none and protects its predecessor's by the
-//! first-window rule (L4, `reclaim.rs`).
+//! first-window rule (L4, `room.rs`).
 //!
 //! Lock order: a directory shard's read lock, then an entry here. Granting under the shard lock and marking under the
 //! entry lock close the race of L1: either the mark sees the lease, or the reader sees the mark and waits for the entry.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,6 +40,8 @@ impl Hasher for IdHasher {
 struct Lease {
     until_ms: u64,
     bytes: u64,
+    /// On whose account the bytes are: the client that asked first.
+    client: u64,
     count: u32,
     marked: bool,
 }
@@ -68,10 +71,28 @@ pub enum Marked {
     Already,
 }
 
+/// Under which terms leases are granted (L3, L5): what one request's grants share.
+#[derive(Clone)]
+pub struct LeaseTerms {
+    /// The table's clock.
+    pub now_ms: u64,
+    /// How long.
+    pub ttl_ms: u64,
+    /// Bytes under lease at most, of all clients.
+    pub bytes_max: u64,
+    /// Bytes under lease at most, of this client.
+    pub client_bytes_max: u64,
+    /// Who asks.
+    pub client: u64,
+    /// Its bytes under lease.
+    pub client_bytes: Arc<AtomicU64>,
+}
+
 /// All leases of one term.
 pub struct LeaseTable {
     leases: DashMap<u64, Lease, BuildHasherDefault<IdHasher>>,
     leased_bytes: AtomicU64,
+    by_client: DashMap<u64, Arc<AtomicU64>, BuildHasherDefault<IdHasher>>,
     unmarked: Notify,
 }
 
@@ -81,34 +102,49 @@ impl LeaseTable {
         Arc::new(LeaseTable {
             leases: DashMap::with_hasher(BuildHasherDefault::default()),
             leased_bytes: AtomicU64::new(0),
+            by_client: DashMap::with_hasher(BuildHasherDefault::default()),
             unmarked: Notify::new(),
         })
     }
 
     /// Grants or extends a lease. Call it under the directory's shard lock, having seen the object listed.
-    pub fn grant(&self, object: ObjectId, bytes: u64, now_ms: u64, ttl_ms: u64, leased_bytes_max: u64) -> Granted {
-        let until_ms = now_ms + ttl_ms;
+    pub fn grant(&self, object: ObjectId, bytes: u64, terms: &LeaseTerms) -> Granted {
+        let now_ms = terms.now_ms;
+        let until_ms = now_ms + terms.ttl_ms;
         match self.leases.entry(object.0) {
             Entry::Occupied(mut entry) => {
                 let lease = entry.get_mut();
                 if lease.marked {
                     return Granted::Marked;
                 }
-                if lease.until_ms <= now_ms {
-                    lease.count = 0;
+                if lease.until_ms <= now_ms && lease.until_ms > 0 {
+                    // It ran out and was not swept yet: the next one is a new lease, on its own client's account.
+                    self.forget((0, *lease));
+                    entry.remove();
+                    return self.grant(object, bytes, terms);
                 }
                 lease.until_ms = lease.until_ms.max(until_ms);
                 lease.count = lease.count.saturating_add(1);
                 Granted::Lease
             }
             Entry::Vacant(entry) => {
-                if self.leased_bytes.load(Ordering::Relaxed).saturating_add(bytes) > leased_bytes_max {
+                let above = |held: &AtomicU64, max: u64| held.load(Ordering::Relaxed).saturating_add(bytes) > max;
+                if above(&self.leased_bytes, terms.bytes_max) || above(&terms.client_bytes, terms.client_bytes_max) {
                     return Granted::Unprotected;
                 }
                 self.leased_bytes.fetch_add(bytes, Ordering::Relaxed);
-                entry.insert(Lease { until_ms, bytes, count: 1, marked: false });
+                terms.client_bytes.fetch_add(bytes, Ordering::Relaxed);
+                entry.insert(Lease { until_ms, bytes, client: terms.client, count: 1, marked: false });
                 Granted::Lease
             }
+        }
+    }
+
+    /// Bytes that a client has under lease.
+    pub fn client_bytes(&self, client: u64) -> Arc<AtomicU64> {
+        match self.by_client.get(&client) {
+            Some(bytes) => bytes.clone(),
+            None => self.by_client.entry(client).or_default().clone(),
         }
     }
 
@@ -141,8 +177,9 @@ impl LeaseTable {
         self.leased_bytes.load(Ordering::Relaxed)
     }
 
-    /// Drops what has expired.
+    /// Drops what has expired, and the accounts that nobody uses.
     pub fn sweep(&self, now_ms: u64) {
+        self.by_client.retain(|_, bytes| bytes.load(Ordering::Relaxed) > 0 || Arc::strong_count(bytes) > 1);
         self.leases.retain(|_, lease| {
             let keep = lease.marked || lease.until_ms > now_ms;
             if !keep {
@@ -158,7 +195,10 @@ impl LeaseTable {
     }
 
     fn forget(&self, (_, lease): (u64, Lease)) {
-        self.leased_bytes.fetch_sub(lease.bytes, Ordering::Relaxed);
+        if lease.bytes > 0 {
+            self.leased_bytes.fetch_sub(lease.bytes, Ordering::Relaxed);
+            self.client_bytes(lease.client).fetch_sub(lease.bytes, Ordering::Relaxed);
+        }
     }
 
     fn set_mark(&self, object: ObjectId, now_ms: u64) -> Marked {
@@ -175,7 +215,7 @@ impl LeaseTable {
                 Marked::Yes
             }
             Entry::Vacant(entry) => {
-                entry.insert(Lease { until_ms: 0, bytes: 0, count: 0, marked: true });
+                entry.insert(Lease { until_ms: 0, bytes: 0, client: 0, count: 0, marked: true });
                 Marked::Yes
             }
         }
@@ -192,28 +232,33 @@ impl LeaseTable {
 /// earlier would let a lease be granted on space that the entry reclaims. [plant: look before mark]
 pub struct Marks {
     table: Arc<LeaseTable>,
-    objects: Vec<ObjectId>,
+    objects: BTreeSet<ObjectId>,
     kept: AtomicBool,
 }
 
 impl Marks {
     /// No marks yet.
     pub fn new(table: Arc<LeaseTable>) -> Marks {
-        Marks { table, objects: Vec::new(), kept: AtomicBool::new(false) }
+        Marks { table, objects: BTreeSet::new(), kept: AtomicBool::new(false) }
     }
 
     /// Marks one more object, unless it is leased or marked.
     pub fn mark(&mut self, object: ObjectId, now_ms: u64) -> Marked {
         let marked = self.table.set_mark(object, now_ms);
         if marked == Marked::Yes {
-            self.objects.push(object);
+            self.objects.insert(object);
         }
         marked
     }
 
-    /// Objects marked by this set.
-    pub fn objects(&self) -> &[ObjectId] {
-        &self.objects
+    /// Whether this set marked the object.
+    pub fn holds(&self, object: ObjectId) -> bool {
+        self.objects.contains(&object)
+    }
+
+    /// Whether nothing is marked by this set.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
     }
 
     /// Keeps the marks for the rest of the term: the fate of the entry is unknown, so it may yet reclaim the space.
@@ -245,14 +290,21 @@ impl Drop for Marks {
 mod tests {
     use super::*;
 
-    const NO_LIMIT: u64 = u64::MAX;
+    fn terms(table: &LeaseTable, now_ms: u64, ttl_ms: u64, bytes_max: u64) -> LeaseTerms {
+        let client_bytes = table.client_bytes(1);
+        LeaseTerms { now_ms, ttl_ms, bytes_max, client_bytes_max: u64::MAX, client: 1, client_bytes }
+    }
+
+    fn grant(table: &LeaseTable, object: ObjectId, bytes: u64, now_ms: u64) -> Granted {
+        table.grant(object, bytes, &terms(table, now_ms, 100, u64::MAX))
+    }
 
     #[test]
     fn leases_are_counted_and_one_release_leaves_one() {
         let table = LeaseTable::new();
         let object = ObjectId(16);
-        assert_eq!(table.grant(object, 10, 0, 100, NO_LIMIT), Granted::Lease);
-        assert_eq!(table.grant(object, 10, 50, 100, NO_LIMIT), Granted::Lease);
+        assert_eq!(grant(&table, object, 10, 0), Granted::Lease);
+        assert_eq!(grant(&table, object, 10, 50), Granted::Lease);
         table.release(object);
         assert_eq!(table.live(object, 60), Some((1, 90)));
         table.release(object);
@@ -264,22 +316,22 @@ mod tests {
     fn a_leased_object_is_not_marked_until_the_lease_ends() {
         let table = LeaseTable::new();
         let object = ObjectId(16);
-        table.grant(object, 10, 0, 100, NO_LIMIT);
+        grant(&table, object, 10, 0);
         let mut marks = Marks::new(table.clone());
         assert_eq!(marks.mark(object, 99), Marked::Leased { remaining_ms: 1 });
         assert_eq!(marks.mark(object, 100), Marked::Yes);
         assert_eq!(Marks::new(table.clone()).mark(object, 100), Marked::Already);
-        assert_eq!(table.grant(object, 10, 101, 100, NO_LIMIT), Granted::Marked, "no lease while marked");
+        assert_eq!(grant(&table, object, 10, 101), Granted::Marked, "no lease while marked");
         drop(marks);
-        assert_eq!(table.grant(object, 10, 102, 100, NO_LIMIT), Granted::Lease);
+        assert_eq!(grant(&table, object, 10, 102), Granted::Lease);
         assert_eq!(table.leased_bytes(), 10);
     }
 
     #[test]
     fn expired_leases_are_swept_and_marks_stay() {
         let table = LeaseTable::new();
-        table.grant(ObjectId(16), 10, 0, 100, NO_LIMIT);
-        table.grant(ObjectId(32), 10, 0, 200, NO_LIMIT);
+        grant(&table, ObjectId(16), 10, 0);
+        table.grant(ObjectId(32), 10, &terms(&table, 0, 200, u64::MAX));
         let mut marks = Marks::new(table.clone());
         marks.mark(ObjectId(48), 0);
         table.sweep(150);
@@ -289,9 +341,30 @@ mod tests {
     #[test]
     fn above_the_limit_reads_are_unprotected() {
         let table = LeaseTable::new();
-        assert_eq!(table.grant(ObjectId(16), 60, 0, 100, 100), Granted::Lease);
-        assert_eq!(table.grant(ObjectId(32), 60, 0, 100, 100), Granted::Unprotected);
-        assert_eq!(table.grant(ObjectId(16), 60, 0, 100, 100), Granted::Lease, "an extension costs nothing");
+        assert_eq!(table.grant(ObjectId(16), 60, &terms(&table, 0, 100, 100)), Granted::Lease);
+        assert_eq!(table.grant(ObjectId(32), 60, &terms(&table, 0, 100, 100)), Granted::Unprotected);
+        assert_eq!(
+            table.grant(ObjectId(16), 60, &terms(&table, 0, 100, 100)),
+            Granted::Lease,
+            "an extension costs nothing"
+        );
+    }
+
+    /// L5: one client that looks at everything cannot freeze the pool for the others.
+    #[test]
+    fn a_client_above_its_share_is_not_protected_and_others_are() {
+        let table = LeaseTable::new();
+        let of = |client| LeaseTerms {
+            client,
+            client_bytes: table.client_bytes(client),
+            client_bytes_max: 100,
+            ..terms(&table, 0, 100, u64::MAX)
+        };
+        assert_eq!(table.grant(ObjectId(16), 60, &of(1)), Granted::Lease);
+        assert_eq!(table.grant(ObjectId(32), 60, &of(1)), Granted::Unprotected);
+        assert_eq!(table.grant(ObjectId(32), 60, &of(2)), Granted::Lease);
+        table.sweep(100);
+        assert_eq!(table.grant(ObjectId(48), 60, &of(1)), Granted::Lease, "what expired is off the account");
     }
 
     #[test]
@@ -301,7 +374,7 @@ mod tests {
         marks.mark(ObjectId(16), 0);
         marks.keep();
         drop(marks);
-        assert_eq!(table.grant(ObjectId(16), 1, 1, 100, NO_LIMIT), Granted::Marked);
+        assert_eq!(grant(&table, ObjectId(16), 1, 1), Granted::Marked);
     }
 
     #[tokio::test]
@@ -310,9 +383,9 @@ mod tests {
         let mut marks = Marks::new(table.clone());
         marks.mark(ObjectId(16), 0);
         let waiting = table.unmarked();
-        assert_eq!(table.grant(ObjectId(16), 1, 0, 100, NO_LIMIT), Granted::Marked);
+        assert_eq!(grant(&table, ObjectId(16), 1, 0), Granted::Marked);
         drop(marks);
         waiting.await;
-        assert_eq!(table.grant(ObjectId(16), 1, 0, 100, NO_LIMIT), Granted::Lease);
+        assert_eq!(grant(&table, ObjectId(16), 1, 0), Granted::Lease);
     }
 }

@@ -9,6 +9,7 @@ use tidepool_proto::History;
 use tidepool_raft::{Frozen, LogPosition, MachineError, Node, StateMachine};
 use tokio::sync::watch;
 
+use super::evictor::Evictor;
 use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome};
 
 /// The Raft node of a master.
@@ -20,6 +21,7 @@ const CHECKPOINTS_KEPT: usize = 64;
 /// The replicated directory of this master.
 pub struct Machine {
     directory: Directory,
+    evictor: Evictor,
     checkpoints: Mutex<VecDeque<(u64, u128)>>,
     applied: watch::Sender<u64>,
     ops: AtomicU64,
@@ -27,20 +29,28 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// An empty directory.
-    pub fn new() -> Machine {
-        Machine {
-            directory: Directory::new(History(0)),
+    /// An empty directory, with the eviction policies of this name.
+    pub fn new(policy: &str) -> Option<Machine> {
+        let directory = Directory::new(History(0));
+        directory.keep_changes();
+        Some(Machine {
+            directory,
+            evictor: Evictor::new(policy)?,
             checkpoints: Mutex::new(VecDeque::new()),
             applied: watch::Sender::new(0),
             ops: AtomicU64::new(0),
             entries: AtomicU64::new(0),
-        }
+        })
     }
 
     /// The directory.
     pub fn directory(&self) -> &Directory {
         &self.directory
+    }
+
+    /// The eviction policies, kept warm by what is applied.
+    pub fn evictor(&self) -> &Evictor {
+        &self.evictor
     }
 
     /// Ops and entries applied since this process started.
@@ -68,12 +78,6 @@ impl Machine {
     }
 }
 
-impl Default for Machine {
-    fn default() -> Self {
-        Machine::new()
-    }
-}
-
 impl StateMachine for Machine {
     type Outcome = Vec<Outcome>;
 
@@ -85,6 +89,7 @@ impl StateMachine for Machine {
             let (ops, got) = (entry.ops.len(), outcomes.len());
             return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
         }
+        self.evictor.changed(self.directory.take_changes());
         self.ops.fetch_add(entry.ops.len() as u64, Ordering::Relaxed);
         self.entries.fetch_add(1, Ordering::Relaxed);
         if entry.ops.iter().any(|op| matches!(op, Op::Checkpoint { .. })) {
@@ -113,6 +118,7 @@ impl StateMachine for Machine {
 
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
         self.directory.restore(input).map_err(|e| MachineError::new(format!("snapshot at {at}: {e}")))?;
+        self.evictor.replaced(self.directory.all_readable());
         match self.applied() {
             Some(applied) if applied == at => {
                 self.advance(at);

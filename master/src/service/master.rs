@@ -8,7 +8,7 @@ use prometheus::Registry;
 use tidepool_proto::v1::admin_service_server::AdminServiceServer;
 use tidepool_proto::v1::client_service_server::ClientServiceServer;
 use tidepool_proto::v1::node_service_server::NodeServiceServer;
-use tidepool_proto::{Address, Error, NodeId};
+use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use tidepool_raft::{ClusterIdentity, Role};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -34,6 +34,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// How long a stopping leader tries to hand over.
 const HANDOVER_WAIT: Duration = Duration::from_secs(2);
+/// How often the eviction policies work off what was noted.
+const POLICY_INTERVAL: Duration = Duration::from_millis(20);
 /// How often gauges are refreshed.
 const GAUGE_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -84,7 +86,9 @@ impl Master {
     pub async fn start(options: MasterOptions, log_filter: LogFilter) -> Result<Master, MasterError> {
         options.check()?;
         let listen_error = |cause| MasterError::Listen { address: options.listen.clone(), cause };
-        let machine = Arc::new(Machine::new());
+        let unknown =
+            || Error::new(ErrorCode::InvalidParams, format!("no eviction policy '{}'", options.eviction_policy));
+        let machine = Arc::new(Machine::new(&options.eviction_policy).ok_or_else(unknown)?);
         let node = MasterNode::open(options.raft(), machine.clone()).await?;
         let registry = Registry::new();
         let metrics = ServiceMetrics::register(&registry)?;
@@ -97,6 +101,7 @@ impl Master {
         serve(&service, listener, log_filter, closing.clone(), stopped.clone());
         tokio::spawn(office::follow(service.clone()));
         tokio::spawn(refresh_gauges(service.clone(), closing.subscribe()));
+        tokio::spawn(keep_policies_warm(service.clone(), closing.subscribe()));
         let (fatal, report) = (node.clone(), stopped.clone());
         tokio::spawn(async move {
             let cause = fatal.fatal().await;
@@ -196,6 +201,19 @@ fn serve(
     });
 }
 
+/// Works off what the policies were told, so that little is left to do when victims are needed.
+async fn keep_policies_warm(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
+    let mut ticks = tokio::time::interval(POLICY_INTERVAL);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            _ = closing.wait_for(|closing| *closing) => return,
+        }
+        let dropped = service.evictor().catch_up();
+        service.metrics().recency_dropped.inc_by(dropped);
+    }
+}
+
 async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
     let mut ticks = tokio::time::interval(GAUGE_INTERVAL);
     loop {
@@ -216,6 +234,7 @@ async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool
             metrics.raft.with_label_values(&[figure]).set(value as i64);
         }
         metrics.objects.set(service.directory().counts().objects as i64);
+        metrics.policy_bytes.set(service.evictor().memory_bytes() as i64);
         for segment in service.directory().segments() {
             let name = &*segment.name;
             for (state, bytes) in [

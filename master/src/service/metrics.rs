@@ -28,6 +28,10 @@ pub struct ServiceMetrics {
     pub leases_broken: IntCounter,
     /// Grants discarded because they were neither ended nor revoked in time.
     pub grants_discarded: IntCounter,
+    /// Copies between datanodes, by how they went.
+    pub copies: IntCounterVec,
+    /// Tasks that ended, by state.
+    pub tasks_ended: IntCounterVec,
     /// Datanodes found silent.
     pub nodes_suspected: IntCounter,
     /// Lease entries.
@@ -36,6 +40,10 @@ pub struct ServiceMetrics {
     pub leased_bytes: IntGauge,
     /// Ops waiting for an entry.
     pub queued_ops: IntGauge,
+    /// Requests that the eviction policies were not told of, because too many waited.
+    pub recency_dropped: IntCounter,
+    /// Memory of the eviction policies.
+    pub policy_bytes: IntGauge,
     /// Objects in the directory.
     pub objects: IntGauge,
     /// Bytes per segment and state.
@@ -103,10 +111,17 @@ impl ServiceMetrics {
                 "Objects reclaimed while a predecessor's lease may still have run",
             )?,
             grants_discarded: counter("grants_discarded_total", "Grants neither ended nor revoked in time")?,
+            copies: counters("copies_total", "Copies between datanodes, by how they went", &["result"])?,
+            tasks_ended: counters("tasks_ended_total", "Tasks that ended, by state", &["state"])?,
             nodes_suspected: counter("nodes_suspected_total", "Datanodes found silent")?,
             leases: gauge("leases", "Lease entries held by this leader")?,
             leased_bytes: gauge("leased_bytes", "Bytes under lease")?,
             queued_ops: gauge("queued_ops", "Ops waiting for an entry")?,
+            recency_dropped: counter(
+                "recency_dropped_total",
+                "Requests that the eviction policies were not told of, because too many waited",
+            )?,
+            policy_bytes: gauge("policy_bytes", "Memory of the eviction policies")?,
             objects: gauge("objects", "Objects in the directory")?,
             segment_bytes: gauges("segment_bytes", "Bytes per segment and state", &["segment", "state"])?,
             largest_free_extent: gauges("largest_free_extent_bytes", "Largest free extent per segment", &["segment"])?,

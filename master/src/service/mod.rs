@@ -5,13 +5,18 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod admin;
+mod clients;
+mod copying;
 mod core;
+mod endings;
+mod evictor;
 mod http;
 mod leases;
 mod liveness;
 mod logging;
 mod machine;
 mod master;
+mod matching;
 mod metrics;
 mod nodes;
 mod office;
@@ -19,11 +24,14 @@ mod options;
 mod proposer;
 mod puts;
 mod reads;
+mod recency;
 mod refusal;
 mod removal;
 mod room;
 mod session;
 mod status;
+mod tasks;
+mod tenants;
 mod tenure;
 mod upkeep;
 

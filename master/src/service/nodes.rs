@@ -8,6 +8,7 @@ use futures::stream::{Stream, StreamExt};
 use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId, v1};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::copying;
 use super::core::{Service, unexpected, uuid};
 use super::options::REPLICA_IDS_PER_BATCH;
 use super::tenure::Tenure;
@@ -49,6 +50,7 @@ impl NodeFace {
                     cluster_secret: bytes::Bytes::copy_from_slice(&self.service.secret().0),
                     heartbeat_interval_ms: self.service.options().node_heartbeat_interval.as_millis() as u32,
                     log_time_ms: tenure.log_time().0,
+                    term: tenure.term,
                 })
             }
             Outcome::Refused(error) => Err(error),
@@ -146,6 +148,7 @@ fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::Heartb
         fence_replicas: upkeep::fences(service, id),
         verify: tenure.nodes.take_verifications(id, REPLICA_IDS_PER_BATCH),
         identity: Some(service.identity()),
+        copy: copying::orders(service, &tenure, id),
     })
 }
 
@@ -162,6 +165,7 @@ fn spawn_ops(service: &Arc<Service>, tenure: &Arc<Tenure>, node: &NodeView, beat
             replicas: beat.fenced_replicas.iter().map(|&r| ReplicaId(r)).collect(),
         });
     }
+    ops.extend(copying::ends(service, node.node, node.incarnation, &beat.copies));
     for verdict in beat.verdicts.iter().filter(|v| !v.intact) {
         tracing::error!(
             node = node.node.0,
@@ -181,6 +185,9 @@ fn spawn_ops(service: &Arc<Service>, tenure: &Arc<Tenure>, node: &NodeView, beat
         if let Err(error) = tenure.proposer.propose(&ops, None).await {
             // The datanode repeats what was not acknowledged by a changed command list.
             tracing::debug!(%error, "ops of a heartbeat were not proposed");
+        }
+        if ops.iter().any(|op| matches!(op, Op::CopyEnd { .. })) {
+            tenure.note_copy_ended();
         }
     });
 }

@@ -69,8 +69,9 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
     let wanted = Config {
         lease_ttl_max_ms: service.options().lease_ttl_max.as_millis() as u64,
         put_start_discard_timeout_ms: service.options().put_start_discard_timeout.as_millis() as u64,
+        objects_max: service.options().objects_max,
+        strategy: service.options().allocation_strategy,
         secret: if config.secret == Secret::default() { draw_secret() } else { config.secret },
-        ..config
     };
     if wanted != config {
         match proposer.propose_one(Op::SetConfig(wanted), None).await? {

@@ -7,7 +7,7 @@ use tidepool_proto::capability::GRANT_LIFETIME_MAX_MS;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
-use crate::directory::Config;
+use crate::directory::{Config, Strategy};
 
 /// Settings of one master. Every limit is named here and shown by `tidepool config show`.
 #[derive(Clone, Debug)]
@@ -38,6 +38,22 @@ pub struct MasterOptions {
     pub node_suspect_timeout: Duration,
     /// Silence after which a datanode's replicas are dropped.
     pub node_forget_timeout: Duration,
+    /// Which objects go first when space is needed; one of `eviction::NAMES`.
+    pub eviction_policy: String,
+    /// Whether soft-pinned objects may be evicted when nothing else is left.
+    pub evict_soft_pinned: bool,
+    /// Soft pin of a put that asks for no time in particular.
+    pub soft_pin_ttl_default: Duration,
+    /// Objects in the directory; a put above it evicts by count. Replicated.
+    pub objects_max: u64,
+    /// How segments are drawn for puts. Replicated.
+    pub allocation_strategy: Strategy,
+    /// Whether puts prefer the segments of the caller's host.
+    pub local_first: bool,
+    /// Silence after which a client session without open puts ends.
+    pub session_idle_timeout: Duration,
+    /// Bytes a second that are copied for objects that lost a copy.
+    pub heal_bytes_per_second: u64,
     /// Calls slower than this are logged.
     pub slow_call: Duration,
     /// Log bytes after which a snapshot is taken and the log purged.
@@ -72,6 +88,14 @@ impl MasterOptions {
             node_heartbeat_interval: Duration::from_millis(200),
             node_suspect_timeout: Duration::from_secs(2),
             node_forget_timeout: Duration::from_secs(600),
+            eviction_policy: crate::eviction::NAMES[0].to_owned(),
+            evict_soft_pinned: true,
+            soft_pin_ttl_default: Duration::from_secs(1_800),
+            objects_max: Config::default().objects_max,
+            allocation_strategy: Strategy::default(),
+            local_first: false,
+            session_idle_timeout: Duration::from_secs(600),
+            heal_bytes_per_second: 256 << 20,
             slow_call: Duration::from_millis(500),
             snapshot_log_bytes: 256 << 20,
             keep_log_entries: 50_000,
@@ -84,6 +108,7 @@ impl MasterOptions {
         Config {
             lease_ttl_max_ms: self.lease_ttl_max.as_millis() as u64,
             put_start_discard_timeout_ms: self.put_start_discard_timeout.as_millis() as u64,
+            objects_max: self.objects_max,
             ..Config::default()
         }
         .check()?;
@@ -136,6 +161,12 @@ pub const DEADLINE_MAX: Duration = Duration::from_secs(300);
 pub const LIST_PAGE_MAX: usize = 10_000;
 /// Share of capacity that may be under lease (L5), in percent.
 pub const LEASED_PERCENT_MAX: u64 = 50;
+/// Share of capacity that one client may have under lease (L5), in percent.
+pub const LEASED_PERCENT_PER_CLIENT_MAX: u64 = 25;
+/// Share of capacity that one client may have granted and not ended (L5), in percent.
+pub const GRANTED_PERCENT_MAX: u64 = 10;
+/// What one client may have granted and not ended in any pool, however small.
+pub const GRANTED_BYTES_MIN: u64 = 256 << 20;
 /// Share of capacity kept free ahead of need (L4), in percent.
 pub const RESERVE_PERCENT_MAX: u64 = 5;
 /// Ids of one fence, verify or reclaim batch.

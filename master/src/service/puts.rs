@@ -1,4 +1,7 @@
-//! The write path at the leader: PutStart with room made inline, PutEnd with proofs checked, PutRevoke.
+//! The write path's first half at the leader: PutStart, with room made inline (W9), for puts and upserts.
+//!
+//! When space runs short, what is stored of a batch is a prefix of it: a grant behind an item that found no room is taken
+//! back before anybody hears of it, and both wait, in order, inside the caller's deadline.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,22 +12,25 @@ use tidepool_proto::capability::{Capability, Verb};
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::keys::check_key;
 use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes};
-use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, ReplicaId, v1};
+use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, SegmentId, v1};
 
 use super::core::{Service, unexpected, uuid};
+use super::evictor::Requested;
 use super::leases::Marks;
-use super::options::BATCH_ITEMS_MAX;
+use super::options::{BATCH_ITEMS_MAX, GRANTED_BYTES_MIN, GRANTED_PERCENT_MAX};
 use super::reads::addresses;
-use super::room;
+use super::room::{self, Found, VICTIMS_MAX, Victims, Wanted};
 use super::tenure::Tenure;
-use crate::directory::limits::VICTIMS_PER_OP_MAX;
 use crate::directory::{
-    Contact, Grant, Op, Outcome, PutEnd, PutStart, ReplicaEnd, ReplicaMode, ReplicaStatus, SessionId, Statuses,
-    TenantId, Token,
+    Contact, DataType, Grant, ObjectState, Op, Outcome, PutEnd, PutStart, ReplicaMode, SessionId, SoftPinAction,
+    Statuses, TenantId, Token, Turn,
 };
 
 /// Part of the caller's time kept for carrying the answer home.
 const ANSWER_ALLOWANCE: Duration = Duration::from_millis(20);
+/// Said of an item that was not stored because of another.
+const BEHIND_NO_ROOM: &str =
+    "an item before it in the batch found no room; what is stored of a batch is a prefix of it";
 /// Pause before room is looked for again when nothing could be evicted.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(20);
 
@@ -32,73 +38,132 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(20);
 pub async fn start(
     service: &Arc<Service>,
     request: &v1::PutStartRequest,
+    tenant: TenantId,
     session: SessionId,
     deadline: Instant,
 ) -> Result<v1::PutStartResponse, Error> {
-    let batch = Batch::check(service, request, session)?;
+    let batch = Batch::check(service, request, tenant, session)?;
     let tenure = service.tenure()?;
     let began = Instant::now();
     let mut grants = vec![v1::PutGrant::default(); request.items.len()];
-    let mut waiting = Vec::with_capacity(request.items.len());
-    for (i, item) in request.items.iter().enumerate() {
-        match check_item(item) {
-            Ok(token) => waiting.push((i, token)),
-            Err(error) => grants[i].error = Some(error.for_item(i)),
-        }
-    }
+    let mut waiting = batch.admit(service, &tenure, &mut grants);
     tenure.count_put_bytes(waiting.iter().map(|(i, _)| request.items[*i].length).sum());
-    let mut nodes = BTreeSet::new();
-    let mut attempt = 0;
+    note_requested(service, tenant, &request.items);
+    let (mut nodes, mut attempt, mut waits) = (BTreeSet::new(), 0, None);
+    // Items held back behind one that found no room: granting them only to take them back would evict for nothing.
+    let mut held_back: Vec<(usize, Token)> = Vec::new();
     while !waiting.is_empty() {
+        if attempt > 1 {
+            batch.evict_for_large(service, &tenure, &waiting).await?;
+        }
         let (ops, marks) = batch.ops(service, &tenure, &waiting, attempt);
-        let made_room = ops.iter().any(|op| matches!(op, Op::PutStart(p) if !p.victims.is_empty()));
         let outcomes = tenure.proposer.propose(&ops, marks).await?;
         drop(ops);
-        let (mut again, mut progress) = (Vec::new(), false);
+        let mut round = Round::default();
         for ((i, token), outcome) in waiting.into_iter().zip(outcomes) {
             match outcome {
                 Outcome::Granted(grant) => {
-                    progress = true;
                     note_evicted(service, &grant);
-                    nodes.extend(grant.replicas.iter().map(|r| r.node.0));
-                    grants[i] = granted(service, &tenure, &grant);
+                    round.granted.push((i, token, grant));
                 }
-                Outcome::Refused(error) if lacks_room(&error) => again.push((i, token, error)),
+                Outcome::Refused(error) if batch.waits_for_room(service, i, &error) => {
+                    round.again.push((i, token, error))
+                }
                 Outcome::Refused(error) => grants[i].error = Some(error.for_item(i)),
                 other => return Err(unexpected("put_start", &other)),
             }
         }
-        let out_of_time = Instant::now() + ANSWER_ALLOWANCE + NO_ROOM_PAUSE >= deadline;
-        if !again.is_empty() {
-            tenure.set_reserve_gone(true);
+        // An upsert that was taken back could not be granted again: its number was used (W8).
+        if !request.independent && !request.upsert {
+            round.take_back(&tenure, session).await?;
         }
-        if out_of_time || no_room_ever(service, &again, &batch) {
-            for (i, _, error) in again.drain(..) {
+        let progress = !round.granted.is_empty();
+        for (i, _, grant) in &round.granted {
+            nodes.extend(grant.replicas.iter().map(|r| r.node.0));
+            grants[*i] = granted(service, &tenure, grant);
+        }
+        let out_of_time = Instant::now() + ANSWER_ALLOWANCE + NO_ROOM_PAUSE >= deadline;
+        if out_of_time {
+            for (i, _, error) in round.again.drain(..) {
                 grants[i].error = Some(error.retry_after(NO_ROOM_PAUSE.as_millis() as u32).for_item(i));
             }
         }
-        if !again.is_empty() && attempt > 0 && !(made_room && progress) {
-            tokio::time::sleep(NO_ROOM_PAUSE).await;
+        if round.again.iter().any(|(.., error)| is_short_of_space(error)) {
+            waits.get_or_insert_with(|| tenure.wait_for_room());
         }
-        waiting = again.into_iter().map(|(i, token, _)| (i, token)).collect();
+        if !round.again.is_empty() {
+            if attempt > 0 && !progress {
+                tokio::time::sleep(NO_ROOM_PAUSE).await;
+            }
+        }
+        if out_of_time {
+            let no_time = Error::new(ErrorCode::NoSpace, BEHIND_NO_ROOM).retry_after(NO_ROOM_PAUSE.as_millis() as u32);
+            held_back.drain(..).for_each(|(i, _)| grants[i].error = Some(no_time.for_item(i)));
+        }
+        waiting = round.again.into_iter().map(|(i, token, _)| (i, token)).collect();
+        if waiting.is_empty() {
+            waiting = std::mem::take(&mut held_back);
+        } else if !request.independent && !request.upsert {
+            let behind = waiting.split_off(1);
+            held_back.splice(..0, behind);
+        }
         attempt += 1;
     }
+    drop(waits);
     service.metrics().commit_seconds.observe(began.elapsed().as_secs_f64());
     count(service, "put_start", grants.iter().map(|g| g.error.as_ref()));
     Ok(v1::PutStartResponse { grants, nodes: addresses(service, nodes) })
 }
 
+/// What came of one round's items, each in the order of the batch.
+#[derive(Default)]
+struct Round {
+    granted: Vec<(usize, Token, Grant)>,
+    again: Vec<(usize, Token, Error)>,
+}
+
+impl Round {
+    /// Takes back the grants behind the first item that found no room. A repeated call may have heard of them, so their
+    /// space comes free only when their datanodes are fenced (W5), and what a call before this one was granted stays.
+    async fn take_back(&mut self, tenure: &Tenure, session: SessionId) -> Result<(), Error> {
+        let Some(first) = self.again.first().map(|(i, ..)| *i) else { return Ok(()) };
+        let behind = self.granted.partition_point(|(i, ..)| *i < first);
+        let behind = self.granted.split_off(behind);
+        let (kept, behind): (Vec<_>, Vec<_>) = behind.into_iter().partition(|(.., grant)| grant.repeated);
+        self.granted.extend(kept);
+        if behind.is_empty() {
+            return Ok(());
+        }
+        let revoke = |grant: &Grant| Op::PutRevoke(PutEnd { session, object: grant.object, replicas: Statuses::new() });
+        let ops: Vec<Op<'_>> = behind.iter().map(|(_, _, grant)| revoke(grant)).collect();
+        tenure.proposer.propose(&ops, None).await?;
+        self.again
+            .extend(behind.into_iter().map(|(i, token, _)| (i, token, Error::new(ErrorCode::NoSpace, BEHIND_NO_ROOM))));
+        self.again.sort_unstable_by_key(|(i, ..)| *i);
+        Ok(())
+    }
+}
+
 /// What all items of a batch share.
 struct Batch<'a> {
     request: &'a v1::PutStartRequest,
+    tenant: TenantId,
     session: SessionId,
     replica_num: u8,
     mode: ReplicaMode,
+    data_type: DataType,
+    soft_pin: SoftPinAction,
     excluded: SmallVec<[NodeId; 2]>,
+    preferred: SmallVec<[SegmentId; 2]>,
 }
 
 impl<'a> Batch<'a> {
-    fn check(service: &Service, request: &'a v1::PutStartRequest, session: SessionId) -> Result<Batch<'a>, Error> {
+    fn check(
+        service: &Service,
+        request: &'a v1::PutStartRequest,
+        tenant: TenantId,
+        session: SessionId,
+    ) -> Result<Batch<'a>, Error> {
         check_session(session)?;
         check_count(request.items.len())?;
         let replica_num = request.replica_num.max(1);
@@ -113,11 +178,66 @@ impl<'a> Batch<'a> {
             Ok(v1::ReplicaMode::BestEffort) => ReplicaMode::BestEffort,
             Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown replica mode")),
         };
-        let excluded = excluded(service, &request.excluded_nodes);
-        Ok(Batch { request, session, replica_num: replica_num as u8, mode, excluded })
+        let data_type = v1::DataType::try_from(request.data_type)
+            .map_err(|_| Error::new(ErrorCode::InvalidParams, format!("unknown data type {}", request.data_type)))?;
+        Ok(Batch {
+            request,
+            tenant,
+            session,
+            replica_num: replica_num as u8,
+            mode,
+            data_type: DataType(data_type as u8),
+            soft_pin: soft_pin(service, request.soft_pin, request.soft_pin_ttl_ms)?,
+            excluded: excluded(service, &request.excluded_nodes),
+            preferred: preferred(service, request, session),
+        })
     }
 
-    /// Ops for the items still waiting. When free space looks short, or an attempt failed already, victims go with them.
+    /// The items that may start, with their tokens; the others have failed. A client may have only so many bytes granted
+    /// and not ended (L5): what is above waits for its own earlier puts.
+    fn admit(&self, service: &Service, tenure: &Tenure, grants: &mut [v1::PutGrant]) -> Vec<(usize, Token)> {
+        let mut waiting = Vec::with_capacity(grants.len());
+        let granted_max = (tenure.capacity_bytes() / 100 * GRANTED_PERCENT_MAX).max(GRANTED_BYTES_MIN);
+        let mut open_bytes = service.directory().session(self.session).map_or(0, |session| session.open_bytes);
+        let mut cut = false;
+        for (i, item) in self.request.items.iter().enumerate() {
+            let token = match check_item(item) {
+                Ok(token) => token,
+                Err(error) => {
+                    grants[i].error = Some(error.for_item(i));
+                    continue;
+                }
+            };
+            let need = self.need(i);
+            let is_cut = cut && !self.request.independent;
+            if is_cut || open_bytes > 0 && open_bytes.saturating_add(need) > granted_max && !self.is_open(service, i) {
+                cut = true;
+                let message = format!(
+                    "this client has {open_bytes} bytes granted and not ended; the limit is {granted_max}: end or revoke some first"
+                );
+                grants[i].error = Some(Error::new(ErrorCode::ResourceExhausted, message).retry_after(5).for_item(i));
+                continue;
+            }
+            open_bytes = open_bytes.saturating_add(need);
+            waiting.push((i, token));
+        }
+        waiting
+    }
+
+    /// Whether the item's key is being put: this may be the repeat of a call that was granted.
+    fn is_open(&self, service: &Service, i: usize) -> bool {
+        let key = &self.request.items[i].key;
+        let state = service.directory().with_object(self.tenant, key, |view| view.map(|v| v.state));
+        state == Some(ObjectState::Processing)
+    }
+
+    /// Bytes of all extents that an item asks for.
+    fn need(&self, i: usize) -> u64 {
+        extent_bytes(self.request.items[i].length).saturating_mul(self.replica_num.into())
+    }
+
+    /// Ops for the items still waiting. Where space, the directory or the tenant's quota looks short, or an attempt
+    /// failed already, victims go with them.
     fn ops(
         &self,
         service: &Service,
@@ -125,68 +245,210 @@ impl<'a> Batch<'a> {
         waiting: &[(usize, Token)],
         attempt: usize,
     ) -> (Vec<Op<'a>>, Option<Marks>) {
-        let copies = u64::from(self.replica_num);
-        let need = |i: usize| extent_bytes(self.request.items[i].length).saturating_mul(copies);
-        let total: u64 = waiting.iter().map(|(i, _)| need(*i)).fold(0, u64::saturating_add);
-        let free = service.directory().counts().free_bytes;
-        let mut room = if attempt > 0 || free < total {
-            if free < total {
-                tenure.set_reserve_gone(true);
-            }
-            Some(room::oldest(service, tenure, total))
-        } else {
-            None
-        };
-        let mut spare =
-            room.as_mut().map(|r| std::mem::take(&mut r.found).into_iter()).into_iter().flatten().peekable();
+        let total: u64 = waiting.iter().map(|(i, _)| self.need(*i)).fold(0, u64::saturating_add);
+        let mut room = self.room(service, tenure, total, waiting.len() as u64, attempt);
+        let seeds: Vec<ObjectId> = room.found.iter().map(|v| v.object).collect();
+        let mut spare = std::mem::take(&mut room.found).into_iter().peekable();
+        let per_item = seeds.len().div_ceil(waiting.len());
         let mut ops = Vec::with_capacity(waiting.len());
-        let mut neighbour_marks = Vec::new();
         for (i, token) in waiting {
-            let (mut victims, mut bytes) = (Vec::new(), 0);
-            while bytes < need(*i) {
-                let Some(victim) = spare.next() else { break };
-                bytes += victim.bytes();
-                victims.push(victim.object);
+            let mut victims = Vec::new();
+            if attempt > 1 && ops.is_empty() {
+                // Side by side first: it is what a request larger than any free extent needs.
+                let near = room::neighbours(service, tenure, self.request.items[*i].length, &seeds);
+                victims.extend(near.found.iter().map(|v| v.object));
+                room.marks.absorb(near.marks);
             }
-            if attempt > 1 {
-                let side_by_side = room::neighbours(service, tenure, self.request.items[*i].length);
-                // Neighbours first: they are what a large request needs, and an op names only so many.
-                let oldest = std::mem::take(&mut victims);
-                victims.extend(side_by_side.found.iter().map(|v| v.object).chain(oldest).take(VICTIMS_PER_OP_MAX));
-                neighbour_marks.push(side_by_side.marks);
-            }
-            let item = &self.request.items[*i];
-            ops.push(Op::PutStart(PutStart {
-                tenant: TenantId::DEFAULT,
-                session: self.session,
-                key: &item.key,
-                length: item.length,
-                token: *token,
-                replica_num: self.replica_num,
-                mode: self.mode,
-                excluded: self.excluded.clone(),
-                victims,
-            }));
+            take_victims(&mut spare, self.need(*i), per_item, &mut victims);
+            ops.push(Op::PutStart(self.op(*i, *token, victims)));
         }
-        let mut marks = room.map(|r| r.marks);
-        for more in neighbour_marks {
-            match &mut marks {
-                Some(marks) => marks.absorb(more),
-                None => marks = Some(more),
-            }
-        }
+        let marks = (!room.marks.is_empty()).then_some(room.marks);
         (ops, marks)
+    }
+
+    /// Victims for what is short.
+    fn room(&self, service: &Service, tenure: &Tenure, bytes: u64, objects: u64, attempt: usize) -> Victims {
+        let mut room = Victims::none(tenure);
+        let urgent = tenure.waiting_puts() > 0;
+        let quota = service.directory().tenant_view(self.tenant);
+        if let Some(tenant) = quota.filter(|t| !t.quota.refuse && (t.quota.bytes | t.quota.objects) != 0) {
+            let above = |held: u64, more: u64, quota: u64| {
+                if quota == 0 { 0 } else { held.saturating_add(more).saturating_sub(quota) }
+            };
+            let wanted = Wanted {
+                bytes: above(tenant.bytes, bytes, tenant.quota.bytes),
+                objects: above(tenant.objects, objects, tenant.quota.objects),
+                limit: VICTIMS_MAX,
+                tenant: Some(self.tenant),
+                urgent,
+                ..Wanted::default()
+            };
+            room = room::find(service, tenure, &wanted);
+        }
+        let counts = service.directory().counts();
+        // In the first lease window nothing old may go before a put has failed: do not look.
+        let short = attempt > 0 || counts.free_bytes < bytes && !tenure.in_first_window();
+        let wanted = Wanted {
+            bytes: if short { bytes.saturating_sub(room.bytes()) } else { 0 },
+            objects: (counts.objects + objects).saturating_sub(service.options().objects_max + room.found.len() as u64),
+            limit: VICTIMS_MAX,
+            urgent,
+            ..Wanted::default()
+        };
+        if wanted.bytes > 0 || wanted.objects > 0 {
+            room.absorb(room::find(service, tenure, &wanted));
+        }
+        room
+    }
+
+    /// An op names only so many victims: what an item needs beyond them is evicted by an op before it.
+    async fn evict_for_large(
+        &self,
+        service: &Service,
+        tenure: &Tenure,
+        waiting: &[(usize, Token)],
+    ) -> Result<(), Error> {
+        let Some((i, _)) = waiting.first() else { return Ok(()) };
+        let counts = service.directory().counts();
+        let average = counts.complete_bytes / counts.objects.max(1);
+        if average.saturating_mul(VICTIMS_MAX as u64) >= self.need(*i) {
+            return Ok(());
+        }
+        let length = self.request.items[*i].length;
+        if room::evict_neighbourhood(service, tenure, length).await? == 0 {
+            let bytes = self.need(*i).saturating_sub(counts.free_bytes);
+            let wanted = Wanted { bytes, limit: 4 * VICTIMS_MAX, urgent: true, ..Wanted::default() };
+            room::evict(service, tenure, &wanted, "put").await?;
+        }
+        Ok(())
+    }
+
+    fn op(&self, i: usize, token: Token, victims: Vec<ObjectId>) -> PutStart<'a> {
+        let (request, item) = (self.request, &self.request.items[i]);
+        let turn = Turn { sequence: request.sequence.saturating_add(i as u64), floor: request.floor };
+        PutStart {
+            tenant: self.tenant,
+            session: self.session,
+            key: &item.key,
+            length: item.length,
+            token,
+            replica_num: self.replica_num,
+            mode: self.mode,
+            excluded: self.excluded.clone(),
+            victims,
+            data_type: self.data_type,
+            hard_pin: request.hard_pin,
+            soft_pin: self.soft_pin,
+            group: &item.group,
+            preferred: self.preferred.clone(),
+            upsert: request.upsert.then_some(turn),
+        }
+    }
+
+    /// Whether an item was refused for lack of room that may yet be made: not if no segment is large enough, or the
+    /// tenant does not want its own evicted.
+    fn waits_for_room(&self, service: &Service, i: usize, error: &Error) -> bool {
+        let copies = match error.code() {
+            ErrorCode::NoSpace => 1,
+            ErrorCode::NotEnoughReplicas => self.replica_num as usize,
+            ErrorCode::ResourceExhausted => {
+                return service.directory().counts().objects >= service.options().objects_max;
+            }
+            ErrorCode::TenantQuotaExceeded => {
+                let need = self.need(i);
+                let tenant = service.directory().tenant_view(self.tenant);
+                return tenant.is_some_and(|t| !t.quota.refuse && (t.quota.bytes == 0 || need <= t.quota.bytes));
+            }
+            _ => return false,
+        };
+        let bytes = extent_bytes(self.request.items[i].length);
+        let segments = service.directory().segments();
+        let usable = segments.iter().filter(|s| s.contact == Contact::Heard && !self.excluded.contains(&s.node));
+        usable.filter(|s| s.capacity >= bytes).count() >= copies
     }
 }
 
-fn check_session(session: SessionId) -> Result<(), Error> {
+/// Whether room in memory is what is missing: only that is worth a predecessor's leases (L4).
+fn is_short_of_space(error: &Error) -> bool {
+    matches!(error.code(), ErrorCode::NoSpace | ErrorCode::NotEnoughReplicas)
+}
+
+/// Moves victims over until their bytes reach `need`, a group never split.
+fn take_victims(
+    spare: &mut std::iter::Peekable<std::vec::IntoIter<Found>>,
+    need: u64,
+    at_least: usize,
+    victims: &mut Vec<ObjectId>,
+) {
+    let (mut bytes, mut last_group) = (0, None);
+    let mut taken = 0;
+    while let Some(next) = spare.peek() {
+        let same_group = next.group.is_some() && next.group == last_group;
+        let enough = bytes >= need && taken >= at_least || victims.len() >= VICTIMS_MAX;
+        if enough && !same_group {
+            break;
+        }
+        (bytes, last_group) = (bytes + next.bytes, next.group);
+        victims.push(next.object);
+        taken += 1;
+        spare.next();
+    }
+    victims.truncate(VICTIMS_MAX);
+}
+
+/// Tells the eviction policies what the batch names, in its order.
+fn note_requested(service: &Service, tenant: TenantId, items: &[v1::PutStartItem]) {
+    let keys = items.iter().map(|item| service.directory().key_hash(tenant, &item.key)).collect();
+    service.evictor().requested(Requested { tenant, keys });
+}
+
+/// A soft pin as asked for; its time has a default.
+pub fn soft_pin(service: &Service, action: i32, ttl_ms: u32) -> Result<SoftPinAction, Error> {
+    let default_ms = service.options().soft_pin_ttl_default.as_millis() as u64;
+    let ttl_ms = u64::from(ttl_ms);
+    match v1::SoftPinAction::try_from(action) {
+        Ok(v1::SoftPinAction::Enable) => {
+            Ok(SoftPinAction::Enable { ttl_ms: if ttl_ms == 0 { default_ms } else { ttl_ms } })
+        }
+        Ok(_) if ttl_ms != 0 => {
+            Err(Error::new(ErrorCode::InvalidParams, "a soft pin's time is given only when it is enabled"))
+        }
+        Ok(v1::SoftPinAction::Disable) => Ok(SoftPinAction::Disable),
+        Ok(v1::SoftPinAction::Preserve) => Ok(SoftPinAction::Preserve),
+        Err(_) => Err(Error::new(ErrorCode::InvalidParams, format!("unknown soft pin action {action}"))),
+    }
+}
+
+/// Segments to choose first: those named that are mounted, then those of the caller's host.
+fn preferred(service: &Service, request: &v1::PutStartRequest, session: SessionId) -> SmallVec<[SegmentId; 2]> {
+    let own_host = request.prefer_own_host || service.options().local_first;
+    if request.preferred_segments.is_empty() && !own_host {
+        return SmallVec::new();
+    }
+    let segments = service.directory().segments();
+    let named = request.preferred_segments.iter().flat_map(|name| segments.iter().filter(move |s| *s.name == **name));
+    let mut preferred: SmallVec<[SegmentId; 2]> = named.map(|s| s.segment).collect();
+    if let Some(host) =
+        service.directory().session(session).map(|s| s.host_id).filter(|host| own_host && !host.is_empty())
+    {
+        let nodes = service.directory().nodes();
+        let local: BTreeSet<NodeId> = nodes.iter().filter(|n| n.host_id == host).map(|n| n.node).collect();
+        preferred.extend(segments.iter().filter(|s| local.contains(&s.node)).map(|s| s.segment));
+    }
+    preferred.truncate(crate::directory::limits::PREFERRED_SEGMENTS_MAX);
+    preferred
+}
+
+/// A session is needed.
+pub fn check_session(session: SessionId) -> Result<(), Error> {
     if session.0 == 0 {
         return Err(Error::new(ErrorCode::SessionUnknown, "no session: say hello first"));
     }
     Ok(())
 }
 
-fn check_count(items: usize) -> Result<(), Error> {
+/// A batch has this many items at most.
+pub fn check_count(items: usize) -> Result<(), Error> {
     if items == 0 || items > BATCH_ITEMS_MAX {
         return Err(Error::new(
             ErrorCode::InvalidParams,
@@ -206,26 +468,6 @@ fn check_item(item: &v1::PutStartItem) -> Result<Token, Error> {
         ));
     }
     uuid(&item.token, "token")
-}
-
-fn lacks_room(error: &Error) -> bool {
-    matches!(error.code(), ErrorCode::NoSpace | ErrorCode::NotEnoughReplicas)
-}
-
-/// Whether waiting cannot help: no segment is large enough, or there is none at all.
-fn no_room_ever(service: &Service, again: &[(usize, Token, Error)], batch: &Batch<'_>) -> bool {
-    if again.is_empty() {
-        return false;
-    }
-    let segments = service.directory().segments();
-    let eligible = |bytes: u64| {
-        let usable = segments.iter().filter(|s| s.contact == Contact::Heard && !batch.excluded.contains(&s.node));
-        usable.filter(|s| s.capacity >= bytes).count()
-    };
-    again.iter().all(|(i, _, error)| {
-        let needed = if error.code() == ErrorCode::NotEnoughReplicas { batch.replica_num as usize } else { 1 };
-        eligible(extent_bytes(batch.request.items[*i].length)) < needed
-    })
 }
 
 /// Nodes this client asks to be left out: those it cannot reach. It may be wrong about all of them, so an exclusion that
@@ -273,130 +515,8 @@ fn granted(service: &Service, tenure: &Tenure, grant: &Grant) -> v1::PutGrant {
 }
 
 /// How long after its start a grant may be used, in log time: until it may be preempted.
-fn grant_valid_ms(service: &Service) -> u64 {
+pub fn grant_valid_ms(service: &Service) -> u64 {
     service.directory().config().config.put_start_discard_timeout_ms
-}
-
-/// Ends a batch of puts.
-pub async fn end(
-    service: &Arc<Service>,
-    items: &[v1::PutEndItem],
-    session: SessionId,
-) -> Result<v1::PutEndResponse, Error> {
-    let tenure = service.tenure()?;
-    let began = Instant::now();
-    let (ops, positions, mut results) = ending(service, items, session, Op::PutEnd)?;
-    let outcomes = tenure.proposer.propose(&ops, None).await?;
-    for (i, outcome) in positions.into_iter().zip(outcomes) {
-        results[i] = match outcome {
-            Outcome::Ended { copies } => v1::PutEndResult { error: None, copies },
-            Outcome::Refused(error) | Outcome::PutDropped(error) => failed_end(&error, i),
-            other => return Err(unexpected("put_end", &other)),
-        };
-    }
-    service.metrics().commit_seconds.observe(began.elapsed().as_secs_f64());
-    count(service, "put_end", results.iter().map(|r| r.error.as_ref()));
-    Ok(v1::PutEndResponse { results })
-}
-
-/// Gives a batch of grants back.
-pub async fn revoke(
-    service: &Arc<Service>,
-    items: &[v1::PutEndItem],
-    session: SessionId,
-) -> Result<v1::PutRevokeResponse, Error> {
-    let tenure = service.tenure()?;
-    let (ops, positions, mut results) = ending(service, items, session, Op::PutRevoke)?;
-    let outcomes = tenure.proposer.propose(&ops, None).await?;
-    for (i, outcome) in positions.into_iter().zip(outcomes) {
-        match outcome {
-            Outcome::Revoked => {}
-            Outcome::Refused(error) => results[i] = failed_end(&error, i),
-            other => return Err(unexpected("put_revoke", &other)),
-        }
-    }
-    count(service, "put_revoke", results.iter().map(|r| r.error.as_ref()));
-    Ok(v1::PutRevokeResponse { errors: results.into_iter().filter_map(|r| r.error).collect() })
-}
-
-fn failed_end(error: &Error, index: usize) -> v1::PutEndResult {
-    v1::PutEndResult { error: Some(error.for_item(index)), copies: 0 }
-}
-
-/// Ops of a batch of ends or revocations, with the positions of the items they stand for; the others have failed here.
-#[allow(clippy::type_complexity)]
-fn ending(
-    service: &Service,
-    items: &[v1::PutEndItem],
-    session: SessionId,
-    op: fn(PutEnd) -> Op<'static>,
-) -> Result<(Vec<Op<'static>>, Vec<usize>, Vec<v1::PutEndResult>), Error> {
-    check_session(session)?;
-    check_count(items.len())?;
-    let mut results = vec![v1::PutEndResult::default(); items.len()];
-    let (mut ops, mut positions) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
-    for (i, item) in items.iter().enumerate() {
-        match statuses(service, item) {
-            Ok(replicas) => {
-                ops.push(op(PutEnd { session, object: ObjectId(item.object_id), replicas }));
-                positions.push(i);
-            }
-            Err(error) => results[i] = failed_end(&error, i),
-        }
-    }
-    Ok((ops, positions, results))
-}
-
-/// Checks the datanodes' proofs (W3): a status without its proof counts as no answer, a wrong proof is refused.
-fn statuses(service: &Service, item: &v1::PutEndItem) -> Result<Statuses, Error> {
-    let object = ObjectId(item.object_id);
-    let (secret, history) = (service.secret(), service.history());
-    let valid_ms = grant_valid_ms(service);
-    // The closure runs under the shard's lock and must not call the directory.
-    service.directory().with_object_id(object, |view| {
-        let Some(view) = view else {
-            // Gone: the op itself answers GRANT_LOST, by the log.
-            return Ok(Statuses::new());
-        };
-        let expires = LogTime(view.started.0 + valid_ms);
-        let mut statuses = Statuses::new();
-        for status in &item.replicas {
-            let replica = ReplicaId(status.replica_id);
-            let verb = match v1::ReplicaOutcome::try_from(status.outcome) {
-                Ok(v1::ReplicaOutcome::Stored) => Verb::Stored,
-                Ok(v1::ReplicaOutcome::Aborted) => Verb::Aborted,
-                _ => {
-                    statuses.push(ReplicaStatus { replica, end: ReplicaEnd::Unknown });
-                    continue;
-                }
-            };
-            let Some(place) = view.replicas.iter().find(|r| r.replica == replica) else {
-                // Its segment went meanwhile; the op decides what that means.
-                statuses.push(ReplicaStatus { replica, end: ReplicaEnd::Unknown });
-                continue;
-            };
-            let claim = Capability {
-                verb,
-                object,
-                replica,
-                segment: place.segment,
-                incarnation: place.incarnation,
-                node: place.node,
-                offset: place.offset,
-                length: place.length,
-                expires,
-            };
-            if !claim.verify(&secret, history, &status.proof) {
-                return Err(Error::new(
-                    ErrorCode::CapabilityRefused,
-                    format!("object {object}: the proof of replica {replica} is not datanode {}'s", place.node),
-                ));
-            }
-            let end = if verb == Verb::Stored { ReplicaEnd::Stored } else { ReplicaEnd::Aborted };
-            statuses.push(ReplicaStatus { replica, end });
-        }
-        Ok(statuses)
-    })
 }
 
 /// Counts a batch's results by code.

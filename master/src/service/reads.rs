@@ -10,18 +10,26 @@ use tidepool_proto::v1::client_response::Body as Answer;
 use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, v1};
 
 use super::core::Service;
-use super::leases::Granted;
-use super::options::{BATCH_ITEMS_MAX, LEASED_PERCENT_MAX, LIST_PAGE_MAX};
+use super::evictor::Requested;
+use super::leases::{Granted, LeaseTerms};
+use super::matching::pattern;
+use super::options::{BATCH_ITEMS_MAX, LEASED_PERCENT_MAX, LEASED_PERCENT_PER_CLIENT_MAX, LIST_PAGE_MAX};
 use super::session::check_envelope;
 use super::tenure::Tenure;
-use crate::directory::{ObjectState, ObjectView, ReplicaPlace, TenantId};
+use crate::directory::{DataType, ListFilter, ObjectState, ObjectView, ReplicaPlace, SessionId, TenantId};
 
 /// Answers a read from memory, or `None` when some key is being reclaimed right now and the read has to wait for it.
-pub fn try_answer(service: &Service, tenure: &Tenure, request: &v1::ClientRequest) -> Option<Result<Answer, Error>> {
-    if let Err(error) = check_envelope(request) {
-        return Some(Err(error));
-    }
-    let mut read = match Read::of(service, tenure, request) {
+pub fn try_answer(
+    service: &Service,
+    tenure: &Tenure,
+    request: &v1::ClientRequest,
+    session: SessionId,
+) -> Option<Result<Answer, Error>> {
+    let tenant = match check_envelope(service, request) {
+        Ok(tenant) => tenant,
+        Err(error) => return Some(Err(error)),
+    };
+    let mut read = match Read::of(service, tenure, request, tenant, session) {
         Ok(read) => read,
         Err(error) => return Some(Err(error)),
     };
@@ -30,9 +38,14 @@ pub fn try_answer(service: &Service, tenure: &Tenure, request: &v1::ClientReques
 }
 
 /// Answers a read in a task of its own: waits for the barrier, and for marks to be dropped.
-pub async fn answer(service: &Service, request: &v1::ClientRequest) -> Result<Answer, Error> {
+pub async fn answer(
+    service: &Service,
+    request: &v1::ClientRequest,
+    tenant: TenantId,
+    session: SessionId,
+) -> Result<Answer, Error> {
     let tenure = service.barrier().await?;
-    let mut read = Read::of(service, &tenure, request)?;
+    let mut read = Read::of(service, &tenure, request, tenant, session)?;
     let mut unmarked = tenure.leases.unmarked();
     read.look(None);
     while !read.marked.is_empty() {
@@ -51,8 +64,11 @@ pub async fn answer(service: &Service, request: &v1::ClientRequest) -> Result<An
 struct Read<'a> {
     service: &'a Service,
     tenure: &'a Tenure,
+    tenant: TenantId,
     what: What<'a>,
     marked: Vec<usize>,
+    /// Present keys that have a group, with its name.
+    grouped: Vec<(usize, Box<[u8]>)>,
 }
 
 enum What<'a> {
@@ -62,58 +78,70 @@ enum What<'a> {
 }
 
 /// Under which terms a lease is granted.
-#[derive(Clone, Copy)]
 struct Terms {
-    ttl_ms: u64,
-    now_ms: u64,
+    lease: LeaseTerms,
     log_time: LogTime,
-    leased_bytes_max: u64,
 }
 
 impl Terms {
-    fn of(service: &Service, tenure: &Tenure, mode: i32, asked_ms: u32) -> Terms {
+    fn of(service: &Service, tenure: &Tenure, session: SessionId, mode: i32, asked_ms: u32) -> Terms {
         let ttl = match (v1::LeaseMode::try_from(mode), asked_ms) {
             (Ok(v1::LeaseMode::NoTouch), _) => 0,
             (_, 0) => service.options().lease_ttl_default.as_millis() as u64,
             (_, asked) => u64::from(asked),
         };
-        Terms {
-            ttl_ms: ttl.min(service.lease_ttl_max().as_millis() as u64),
+        let lease = LeaseTerms {
             now_ms: tenure.now_ms(),
-            log_time: tenure.log_time(),
-            leased_bytes_max: tenure.capacity_bytes() / 100 * LEASED_PERCENT_MAX,
-        }
+            ttl_ms: ttl.min(service.lease_ttl_max().as_millis() as u64),
+            bytes_max: tenure.capacity_bytes() / 100 * LEASED_PERCENT_MAX,
+            client_bytes_max: tenure.capacity_bytes() / 100 * LEASED_PERCENT_PER_CLIENT_MAX,
+            client: session.0,
+            client_bytes: tenure.leases.client_bytes(session.0),
+        };
+        Terms { lease, log_time: tenure.log_time() }
+    }
+
+    fn ttl_ms(&self) -> u64 {
+        self.lease.ttl_ms
     }
 
     fn grant(&self, tenure: &Tenure, view: &ObjectView<'_>) -> Granted {
-        if self.ttl_ms == 0 {
+        if self.ttl_ms() == 0 {
             return Granted::Unprotected;
         }
         let bytes = view.replicas.iter().map(|r| r.length).sum();
-        tenure.leases.grant(view.object, bytes, self.now_ms, self.ttl_ms, self.leased_bytes_max)
+        tenure.leases.grant(view.object, bytes, &self.lease)
     }
 }
 
 impl<'a> Read<'a> {
-    fn of(service: &'a Service, tenure: &'a Tenure, request: &'a v1::ClientRequest) -> Result<Read<'a>, Error> {
+    fn of(
+        service: &'a Service,
+        tenure: &'a Tenure,
+        request: &'a v1::ClientRequest,
+        tenant: TenantId,
+        session: SessionId,
+    ) -> Result<Read<'a>, Error> {
         let what = match request.body.as_ref() {
             Some(Ask::Exist(r)) => {
                 let keys = checked_keys(r.keys.as_ref())?;
-                let terms = Terms::of(service, tenure, r.lease_mode, r.lease_ttl_ms);
-                let present = vec![0; keys.len()];
-                What::Exist { keys, suspects: &r.suspect_nodes, terms, present, protected: terms.ttl_ms > 0 }
+                let terms = Terms::of(service, tenure, session, r.lease_mode, r.lease_ttl_ms);
+                note_requested(service, tenant, r.lease_mode, &keys);
+                let (present, protected) = (vec![0; keys.len()], terms.ttl_ms() > 0);
+                What::Exist { keys, suspects: &r.suspect_nodes, terms, present, protected }
             }
             Some(Ask::Locate(r)) => {
                 let keys = checked_keys(r.keys.as_ref())?;
-                let terms = Terms::of(service, tenure, r.lease_mode, r.lease_ttl_ms);
+                let terms = Terms::of(service, tenure, session, r.lease_mode, r.lease_ttl_ms);
+                note_requested(service, tenant, r.lease_mode, &keys);
                 let found = vec![v1::ObjectLocation::default(); keys.len()];
                 What::Locate { keys, suspects: &r.suspect_nodes, terms, found }
             }
-            Some(Ask::Stat(r)) => What::Done(Answer::Stat(stat(service, tenure, r)?)),
-            Some(Ask::List(r)) => What::Done(Answer::List(list(service, r)?)),
+            Some(Ask::Stat(r)) => What::Done(Answer::Stat(stat(service, tenure, tenant, r)?)),
+            Some(Ask::List(r)) => What::Done(Answer::List(list(service, tenant, r)?)),
             Some(Ask::ReleaseLease(r)) => {
                 check_items(r.object_ids.len())?;
-                r.object_ids.iter().for_each(|&id| tenure.leases.release(ObjectId(id)));
+                release(tenure, r);
                 What::Done(Answer::ReleaseLease(v1::ReleaseLeaseResponse {}))
             }
             Some(Ask::ReadReport(r)) => {
@@ -122,20 +150,23 @@ impl<'a> Read<'a> {
             }
             _ => return Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),
         };
-        Ok(Read { service, tenure, what, marked: Vec::new() })
+        Ok(Read { service, tenure, tenant, what, marked: Vec::new(), grouped: Vec::new() })
     }
 
     /// Looks at all keys, or at some of them again.
     fn look(&mut self, again: Option<&[usize]>) {
-        let (service, tenure, marked) = (self.service, self.tenure, &mut self.marked);
-        let directory = service.directory();
-        match &mut self.what {
+        let Read { service, tenure, tenant, marked, grouped, what } = self;
+        let (tenure, tenant, directory) = (*tenure, *tenant, service.directory());
+        match what {
             What::Exist { keys, suspects, terms, present, protected } => {
                 let mut see = |i: usize, view: Option<&ObjectView<'_>>| {
                     let Some(view) = view.filter(|v| reachable(v, suspects).next().is_some()) else {
                         present[i] = 0;
                         return;
                     };
+                    if let Some(name) = view.group {
+                        grouped.push((i, name.into()));
+                    }
                     match terms.grant(tenure, view) {
                         Granted::Lease => present[i] = 1,
                         Granted::Unprotected => {
@@ -146,10 +177,10 @@ impl<'a> Read<'a> {
                     }
                 };
                 match again {
-                    None => directory.with_objects(TenantId::DEFAULT, keys.iter().copied(), see),
-                    Some(some) => some
-                        .iter()
-                        .for_each(|&i| directory.with_object(TenantId::DEFAULT, keys[i], |view| see(i, view))),
+                    None => directory.with_objects(tenant, keys.iter().copied(), see),
+                    Some(some) => {
+                        some.iter().for_each(|&i| directory.with_object(tenant, keys[i], |view| see(i, view)))
+                    }
                 }
             }
             What::Locate { keys, suspects, terms, found } => {
@@ -158,22 +189,23 @@ impl<'a> Read<'a> {
                     None => marked.push(i),
                 };
                 match again {
-                    None => directory.with_objects(TenantId::DEFAULT, keys.iter().copied(), see),
-                    Some(some) => some
-                        .iter()
-                        .for_each(|&i| directory.with_object(TenantId::DEFAULT, keys[i], |view| see(i, view))),
+                    None => directory.with_objects(tenant, keys.iter().copied(), see),
+                    Some(some) => {
+                        some.iter().for_each(|&i| directory.with_object(tenant, keys[i], |view| see(i, view)))
+                    }
                 }
             }
             What::Done(_) => {}
         }
     }
 
-    fn finish(self) -> Answer {
+    fn finish(mut self) -> Answer {
+        self.all_or_none();
         match self.what {
             What::Exist { present, terms, protected, .. } => {
                 let hits = present.iter().filter(|&&p| p == 1).count() as u64;
                 count_lookups(self.service, hits, present.len() as u64 - hits);
-                let lease_ttl_ms = if protected { terms.ttl_ms as u32 } else { 0 };
+                let lease_ttl_ms = if protected { terms.ttl_ms() as u32 } else { 0 };
                 Answer::Exist(v1::ExistResponse { present: present.into(), lease_ttl_ms })
             }
             What::Locate { mut found, terms, .. } => {
@@ -183,6 +215,41 @@ impl<'a> Read<'a> {
                 Answer::Locate(v1::LocateResponse { objects: found, nodes })
             }
             What::Done(answer) => answer,
+        }
+    }
+}
+
+impl Read<'_> {
+    /// A member of a group exists only if all of the group can be read by this client.
+    fn all_or_none(&mut self) {
+        let What::Exist { suspects, present, .. } = &mut self.what else { return };
+        self.grouped.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+        for group in self.grouped.chunk_by(|a, b| a.1 == b.1) {
+            let view = self.service.directory().group(self.tenant, &group[0].1, suspects);
+            if !view.is_some_and(|view| view.whole) {
+                group.iter().for_each(|(i, _)| present[*i] = 0);
+            }
+        }
+    }
+}
+
+/// Tells the eviction policies what a read that touches names, in its order.
+fn note_requested(service: &Service, tenant: TenantId, mode: i32, keys: &[&[u8]]) {
+    if mode != v1::LeaseMode::NoTouch as i32 {
+        let keys = keys.iter().map(|key| service.directory().key_hash(tenant, key)).collect();
+        service.evictor().requested(Requested { tenant, keys });
+    }
+}
+
+/// Gives leases back, of this term and not run out: any other belongs to somebody else by now.
+fn release(tenure: &Tenure, request: &v1::ReleaseLeaseRequest) {
+    if request.term != tenure.term {
+        return;
+    }
+    let log_time_ms = tenure.log_time().0;
+    for (&object, &expires_ms) in request.object_ids.iter().zip(&request.expires_log_time_ms) {
+        if expires_ms > log_time_ms {
+            tenure.leases.release(ObjectId(object));
         }
     }
 }
@@ -203,7 +270,8 @@ fn check_items(items: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn checked_keys(keys: Option<&v1::Keys>) -> Result<Vec<&[u8]>, Error> {
+/// The keys of a request, each of a length that keys may have.
+pub(super) fn checked_keys(keys: Option<&v1::Keys>) -> Result<Vec<&[u8]>, Error> {
     let Some(keys) = keys.filter(|k| !k.is_empty()) else {
         return Err(Error::new(ErrorCode::InvalidParams, "the request names no key"));
     };
@@ -243,7 +311,7 @@ fn locate(
         return Some(failed(ErrorCode::ReplicaUnavailable));
     }
     let lease_ttl_ms = match terms.grant(tenure, view) {
-        Granted::Lease => terms.ttl_ms as u32,
+        Granted::Lease => terms.ttl_ms() as u32,
         Granted::Unprotected => 0,
         Granted::Marked => return None,
     };
@@ -296,11 +364,16 @@ pub fn addresses(service: &Service, nodes: BTreeSet<u64>) -> Vec<v1::NodeAddress
         .collect()
 }
 
-fn stat(service: &Service, tenure: &Tenure, request: &v1::StatRequest) -> Result<v1::StatResponse, Error> {
+fn stat(
+    service: &Service,
+    tenure: &Tenure,
+    tenant: TenantId,
+    request: &v1::StatRequest,
+) -> Result<v1::StatResponse, Error> {
     let keys = checked_keys(request.keys.as_ref())?;
     let (now_ms, log_time) = (tenure.now_ms(), tenure.log_time());
     let mut objects = vec![v1::ObjectStat::default(); keys.len()];
-    service.directory().with_objects(TenantId::DEFAULT, keys.iter().copied(), |i, view| {
+    service.directory().with_objects(tenant, keys.iter().copied(), |i, view| {
         objects[i] = match view {
             None => v1::ObjectStat { code: ErrorCode::ObjectNotFound as u32, ..Default::default() },
             Some(view) => stat_of(view, tenure.leases.live(view.object, now_ms), log_time),
@@ -340,10 +413,14 @@ fn stat_of(view: &ObjectView<'_>, lease: Option<(u32, u64)>, log_time: LogTime) 
         leases,
         lease_remaining_ms: remaining_ms as u32,
         age_ms: log_time.0.saturating_sub(view.started.0),
+        data_type: view.data_type.0.into(),
+        hard_pinned: view.hard_pinned,
+        soft_pin_remaining_ms: view.soft_pinned_until.0.saturating_sub(log_time.0),
+        group: view.group.map(bytes::Bytes::copy_from_slice).unwrap_or_default(),
     }
 }
 
-fn list(service: &Service, request: &v1::ListRequest) -> Result<v1::ListResponse, Error> {
+fn list(service: &Service, tenant: TenantId, request: &v1::ListRequest) -> Result<v1::ListResponse, Error> {
     let limit = match request.limit {
         0 => 1_000,
         n if n as usize <= LIST_PAGE_MAX => n as usize,
@@ -355,12 +432,22 @@ fn list(service: &Service, request: &v1::ListRequest) -> Result<v1::ListResponse
         }
     };
     let after = (!request.after.is_empty()).then(|| &request.after[..]);
-    let page = service.directory().list(TenantId::DEFAULT, &request.prefix, after, limit);
+    let pattern = pattern(&request.regex)?;
+    let matches = pattern.as_ref().map(|pattern| |key: &[u8]| pattern.is_match(key));
+    let filter = ListFilter {
+        prefix: &request.prefix,
+        matches: matches.as_ref().map(|matches| matches as &dyn Fn(&[u8]) -> bool),
+        data_type: (request.data_type != 0).then_some(DataType(request.data_type.clamp(0, 255) as u8)),
+        unreadable_too: false,
+    };
+    let page = service.directory().list(tenant, &filter, after, limit);
     let objects = page.objects.into_iter().map(|o| v1::ListedObject {
         key: Vec::from(o.key).into(),
         object_id: o.object.0,
         length: o.length,
         replicas: o.replicas,
+        data_type: o.data_type.0.into(),
+        hard_pinned: o.hard_pinned,
     });
     let next = page.next.map(|key| bytes::Bytes::from(Vec::from(key)));
     Ok(v1::ListResponse { objects: objects.collect(), more: next.is_some(), next: next.unwrap_or_default() })

@@ -10,12 +10,13 @@ use super::leases::{Marked, Marks};
 use super::options::BATCH_ITEMS_MAX;
 use super::puts::count;
 use super::tenure::Tenure;
-use crate::directory::{Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId};
+use crate::directory::{Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId, Turn};
 
 /// Removes a batch of keys, each with its own outcome.
 pub async fn remove(
     service: &Arc<Service>,
     request: &v1::RemoveRequest,
+    tenant: TenantId,
     session: SessionId,
 ) -> Result<v1::RemoveResponse, Error> {
     let keys: Vec<&[u8]> = match &request.keys {
@@ -30,7 +31,8 @@ pub async fn remove(
         Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown remove mode")),
     };
     let tenure = service.tenure()?;
-    let mut removal = Batch { service, tenure: &tenure, request, session, mode, results: vec![None; keys.len()] };
+    let mut removal =
+        Batch { service, tenure: &tenure, request, tenant, session, mode, results: vec![None; keys.len()] };
     let mut waiting: Vec<usize> = Vec::with_capacity(keys.len());
     for (i, key) in keys.iter().enumerate() {
         match check_key(key) {
@@ -49,6 +51,7 @@ struct Batch<'a> {
     service: &'a Service,
     tenure: &'a Tenure,
     request: &'a v1::RemoveRequest,
+    tenant: TenantId,
     session: SessionId,
     mode: v1::RemoveMode,
     results: Vec<Option<v1::ItemError>>,
@@ -69,13 +72,13 @@ impl Batch<'_> {
         let (mut ops, mut positions, mut again) = (Vec::new(), Vec::new(), Vec::new());
         let mut must_wait = false;
         for i in waiting {
-            match self.decide(keys[i], &mut marks) {
+            let sequence = self.request.sequence.saturating_add(i as u64);
+            match self.decide(keys[i], sequence, &mut marks) {
                 Decision::Propose(expected, mode) => {
                     ops.push(Op::Remove(Remove {
-                        tenant: TenantId::DEFAULT,
+                        tenant: self.tenant,
                         session: self.session,
-                        sequence: self.request.sequence.saturating_add(i as u64),
-                        floor: self.request.floor,
+                        turn: Turn { sequence, floor: self.request.floor },
                         key: keys[i],
                         expected,
                         mode,
@@ -121,11 +124,15 @@ impl Batch<'_> {
     }
 
     /// Looks at the key's object and its leases; marks it when its space may return at once.
-    fn decide(&self, key: &[u8], marks: &mut Marks) -> Decision {
-        let object = self.service.directory().with_object(TenantId::DEFAULT, key, |view| view.map(|v| v.object));
+    fn decide(&self, key: &[u8], sequence: u64, marks: &mut Marks) -> Decision {
+        if self.service.directory().answered(self.session, sequence).is_some() {
+            // A repeated request: the op answers what the first one did, whatever has the key by now.
+            return Decision::Propose(None, RetireMode::RetireOnly);
+        }
+        let object = self.service.directory().with_object(self.tenant, key, |view| view.map(|v| v.object));
         // Whatever is put there meanwhile carries no mark of ours, so its space must not return in the same entry.
         let Some(object) = object else { return Decision::Propose(None, RetireMode::RetireOnly) };
-        if marks.objects().contains(&object) {
+        if marks.holds(object) {
             // The same key twice in the batch: the second finds nothing.
             return Decision::Propose(Some(object), RetireMode::RetireAndReclaim);
         }

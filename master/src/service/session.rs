@@ -7,9 +7,11 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, Stream, StreamExt};
+use parking_lot::Mutex;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
 use tidepool_proto::{Error, ErrorCode, v1};
@@ -19,8 +21,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::core::Service;
 use super::options::{DEADLINE_MAX, SESSION_CALLS_MAX};
-use super::{puts, reads, removal};
-use crate::directory::SessionId;
+use super::{endings, matching, puts, reads, removal};
+use crate::directory::{SessionId, TenantId};
 
 /// Requests taken from a stream at once, to share one barrier.
 const REQUESTS_PER_BARRIER: usize = 128;
@@ -54,10 +56,11 @@ impl v1::client_service_server::ClientService for ClientFace {
         let (later, waiting) = mpsc::channel(SESSION_CALLS_MAX);
         let session = Arc::new(Session {
             service: self.service.clone(),
-            later,
+            later: Mutex::new(Some(later)),
             calls: Arc::new(Semaphore::new(SESSION_CALLS_MAX)),
             id: AtomicU64::new(0),
         });
+        let ending = session.clone();
         let inline = request
             .into_inner()
             .ready_chunks(REQUESTS_PER_BARRIER)
@@ -65,7 +68,12 @@ impl v1::client_service_server::ClientService for ClientFace {
                 let session = session.clone();
                 async move { session.take(requests).await }
             })
-            .flat_map(stream::iter);
+            .flat_map(stream::iter)
+            // The client says no more: the answers end with the last call that is still being worked on.
+            .chain(stream::poll_fn(move |_| {
+                ending.later.lock().take();
+                Poll::Ready(None)
+            }));
         let merged = stream::select(inline, ReceiverStream::new(waiting).map(Ok));
         Ok(Response::new(Box::pin(merged)))
     }
@@ -79,19 +87,25 @@ impl v1::client_service_server::ClientService for ClientFace {
 /// One client process's stream.
 struct Session {
     service: Arc<Service>,
-    later: mpsc::Sender<v1::ClientResponse>,
+    /// Where calls that wait send their answers; none: the client says no more.
+    later: Mutex<Option<mpsc::Sender<v1::ClientResponse>>>,
     calls: Arc<Semaphore>,
     /// Session said hello with on this stream; 0 before.
     id: AtomicU64,
 }
 
 impl Session {
+    fn session(&self) -> SessionId {
+        SessionId(self.id.load(Ordering::Relaxed))
+    }
+
     /// Works on the requests that had arrived: spawns what must wait, answers the rest.
     async fn take(
         self: &Arc<Self>,
         requests: Vec<Result<v1::ClientRequest, Status>>,
     ) -> Vec<Result<v1::ClientResponse, Status>> {
         let arrived = Instant::now();
+        self.service.clients().heard(self.session());
         let mut inline = Vec::with_capacity(requests.len());
         let mut broken = None;
         for request in requests {
@@ -118,7 +132,7 @@ impl Session {
         let barrier = tokio::time::timeout(INLINE_BARRIER_WAIT, self.service.barrier()).await;
         for request in requests {
             let ready = match &barrier {
-                Ok(Ok(tenure)) => reads::try_answer(&self.service, tenure, &request),
+                Ok(Ok(tenure)) => reads::try_answer(&self.service, tenure, &request, self.session()),
                 Ok(Err(error)) => Some(Err(error.clone())),
                 Err(_) => None,
             };
@@ -133,18 +147,25 @@ impl Session {
     /// Answers in a task of its own. Waits while the session has too many calls open: the stream is then not read.
     async fn spawn(self: &Arc<Self>, request: v1::ClientRequest, arrived: Instant) {
         let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
+        let Some(later) = self.later.lock().clone() else { return };
         let session = self.clone();
-        tokio::spawn(async move { session.work(request, arrived, permit).await });
+        tokio::spawn(async move { session.work(request, arrived, permit, later).await });
     }
 
-    async fn work(self: Arc<Self>, request: v1::ClientRequest, arrived: Instant, permit: OwnedSemaphorePermit) {
+    async fn work(
+        self: Arc<Self>,
+        request: v1::ClientRequest,
+        arrived: Instant,
+        permit: OwnedSemaphorePermit,
+        later: mpsc::Sender<v1::ClientResponse>,
+    ) {
         let response = answer(&self.service, request, self.id.load(Ordering::Relaxed), arrived).await;
         if let Some(Answer::Hello(hello)) = &response.body {
             self.id.store(hello.session_id, Ordering::Relaxed);
         }
         drop(permit);
         // The client may have closed its stream; nobody is left to tell.
-        let _closed = self.later.send(response).await;
+        let _closed = later.send(response).await;
     }
 }
 
@@ -183,31 +204,45 @@ async fn dispatch(
     stream_session: u64,
     deadline: Instant,
 ) -> Result<Answer, Error> {
-    check_envelope(request)?;
-    let session = |named: u64| SessionId(if named == 0 { stream_session } else { named });
+    let tenant = check_envelope(service, request)?;
+    let session = |named: u64| {
+        let session = SessionId(if named == 0 { stream_session } else { named });
+        service.clients().heard(session);
+        session
+    };
     match request.body.as_ref() {
         Some(Ask::Hello(r)) => service.hello(r).await.map(Answer::Hello),
-        Some(Ask::PutStart(r)) => puts::start(service, r, session(r.session_id), deadline).await.map(Answer::PutStart),
-        Some(Ask::PutEnd(r)) => puts::end(service, &r.items, session(r.session_id)).await.map(Answer::PutEnd),
-        Some(Ask::PutRevoke(r)) => puts::revoke(service, &r.items, session(r.session_id)).await.map(Answer::PutRevoke),
-        Some(Ask::Remove(r)) => removal::remove(service, r, session(r.session_id)).await.map(Answer::Remove),
-        Some(_) => reads::answer(service, request).await,
+        Some(Ask::PutStart(r)) => {
+            puts::start(service, r, tenant, session(r.session_id), deadline).await.map(Answer::PutStart)
+        }
+        Some(Ask::PutEnd(r)) => endings::end(service, &r.items, session(r.session_id)).await.map(Answer::PutEnd),
+        Some(Ask::PutRevoke(r)) => {
+            endings::revoke(service, &r.items, session(r.session_id)).await.map(Answer::PutRevoke)
+        }
+        Some(Ask::Remove(r)) => removal::remove(service, r, tenant, session(r.session_id)).await.map(Answer::Remove),
+        Some(Ask::RemoveMatching(r)) => {
+            matching::remove(service, r, tenant, session(r.session_id)).await.map(Answer::RemoveMatching)
+        }
+        Some(Ask::ReplicaClear(r)) => matching::clear(service, r, tenant).await.map(Answer::ReplicaClear),
+        Some(Ask::Pin(r)) => matching::pin(service, r, tenant).await.map(Answer::Pin),
+        Some(_) => reads::answer(service, request, tenant, session(0)).await,
         None => Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),
     }
 }
 
-/// What every request must have.
-pub(super) fn check_envelope(request: &v1::ClientRequest) -> Result<(), Error> {
+/// What every request must have; answers whose name space it is in.
+pub(super) fn check_envelope(service: &Service, request: &v1::ClientRequest) -> Result<TenantId, Error> {
     if request.remaining_ms == 0 {
         return Err(Error::new(ErrorCode::InvalidParams, "the request carries no time (remaining_ms is 0)"));
     }
-    if !request.tenant.is_empty() && request.tenant != "default" {
-        return Err(Error::new(
-            ErrorCode::TenantNotRegistered,
-            format!("tenant '{}' is not registered; this version serves the default tenant only", request.tenant),
-        ));
+    if request.tenant.is_empty() {
+        return Ok(TenantId::DEFAULT);
     }
-    Ok(())
+    service.directory().tenant(&request.tenant).ok_or_else(|| {
+        let name = request.tenant.chars().take(64).collect::<String>();
+        let remedy = "register it with `tidepool tenant set`";
+        Error::new(ErrorCode::TenantNotRegistered, format!("tenant '{name}' is not registered; {remedy}"))
+    })
 }
 
 fn finish(
@@ -222,6 +257,7 @@ fn finish(
         tracing::warn!(
             op = name(request),
             request_id = request.id,
+            term = service.term(),
             elapsed_ms = elapsed.as_millis() as u64,
             failed = result.is_err(),
             "slow call"
@@ -247,6 +283,9 @@ fn name(request: &v1::ClientRequest) -> &'static str {
         Some(Ask::List(_)) => "list",
         Some(Ask::Stat(_)) => "stat",
         Some(Ask::ReadReport(_)) => "read_report",
+        Some(Ask::RemoveMatching(_)) => "remove_matching",
+        Some(Ask::ReplicaClear(_)) => "replica_clear",
+        Some(Ask::Pin(_)) => "pin",
         None => "unknown",
     }
 }

@@ -1,18 +1,23 @@
 //! One term in office: everything the leader knows that is not replicated. It is made when this master has applied its
 //! own first entry of the term and dropped when it no longer leads, so nothing of it can leak into another term.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::clock::{BootInstant, grantor_share};
-use tidepool_proto::{LogTime, ObjectId};
-use tokio::sync::watch;
+use tidepool_proto::{LogTime, ObjectId, ReplicaId};
+use tokio::sync::{Notify, watch};
 
 use super::leases::LeaseTable;
 use super::liveness::NodeTable;
 use super::proposer::Proposer;
+use super::tasks::Attempts;
+
+/// Retired replicas remembered because their objects are leased.
+const RETIRED_SEEN_MAX: usize = 1 << 16;
 
 /// The leader's own state of one term.
 pub struct Tenure {
@@ -24,14 +29,21 @@ pub struct Tenure {
     pub nodes: NodeTable,
     /// The way into the log.
     pub proposer: Proposer,
+    /// How often parts of tasks were tried.
+    pub attempts: Attempts,
+    heal_cursor: Mutex<Option<ObjectId>>,
+    copy_ended: Notify,
+    reclaim_cursor: Mutex<Option<ReplicaId>>,
+    /// When leased retired replicas were first seen.
+    retired_since_ms: Mutex<HashMap<ReplicaId, u64>>,
+    heal_pause: AtomicUsize,
     first_index: u64,
     since: BootInstant,
     clock: LogClock,
     lease_ttl_max: Duration,
-    reserve_gone: AtomicBool,
+    waiting_puts: AtomicUsize,
     put_bytes: AtomicU64,
     capacity_bytes: AtomicU64,
-    victim_cursor: Mutex<Option<ObjectId>>,
     over: watch::Sender<bool>,
 }
 
@@ -68,14 +80,19 @@ impl Tenure {
             leases: LeaseTable::new(),
             nodes,
             proposer,
+            attempts: Attempts::default(),
+            heal_cursor: Mutex::new(None),
+            copy_ended: Notify::new(),
+            reclaim_cursor: Mutex::new(None),
+            retired_since_ms: Mutex::new(HashMap::new()),
+            heal_pause: AtomicUsize::new(0),
             first_index,
             since: BootInstant::now(),
             clock,
             lease_ttl_max,
-            reserve_gone: AtomicBool::new(false),
+            waiting_puts: AtomicUsize::new(0),
             put_bytes: AtomicU64::new(0),
             capacity_bytes: AtomicU64::new(0),
-            victim_cursor: Mutex::new(None),
             over: watch::Sender::new(false),
         })
     }
@@ -105,14 +122,15 @@ impl Tenure {
         self.first_index > 0 && self.age() < grantor_share(self.lease_ttl_max)
     }
 
-    /// Notes that an allocation failed although only unprotected space was tried.
-    pub fn set_reserve_gone(&self, gone: bool) {
-        self.reserve_gone.store(gone, Ordering::Relaxed);
+    /// A put waits for room, for as long as what is returned lives: the reserve is gone (L4).
+    pub fn wait_for_room(self: &Arc<Tenure>) -> WaitingPut {
+        self.waiting_puts.fetch_add(1, Ordering::Relaxed);
+        WaitingPut(self.clone())
     }
 
-    /// Whether the reserve was used up (L4).
-    pub fn reserve_gone(&self) -> bool {
-        self.reserve_gone.load(Ordering::Relaxed)
+    /// Puts that found no room and wait for some.
+    pub fn waiting_puts(&self) -> usize {
+        self.waiting_puts.load(Ordering::Relaxed)
     }
 
     /// Counts bytes asked for by puts, for the size of the reserve.
@@ -135,14 +153,55 @@ impl Tenure {
         self.capacity_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Where the next search for victims resumes.
-    pub fn victim_cursor(&self) -> Option<ObjectId> {
-        *self.victim_cursor.lock()
+    /// Where the search for reclaimable space goes on.
+    pub fn reclaim_cursor(&self) -> Option<ReplicaId> {
+        *self.reclaim_cursor.lock()
     }
 
-    /// Notes where a search for victims ended; none starts again from the oldest object.
-    pub fn set_victim_cursor(&self, cursor: Option<ObjectId>) {
-        *self.victim_cursor.lock() = cursor;
+    /// Notes where it goes on; none: from the start.
+    pub fn set_reclaim_cursor(&self, cursor: Option<ReplicaId>) {
+        *self.reclaim_cursor.lock() = cursor;
+    }
+
+    /// Whether every lease that was granted before this replica was retired has run out: it was seen retired longer ago
+    /// than the longest lease.
+    pub fn outwaited(&self, replica: ReplicaId, now_ms: u64) -> bool {
+        let longest_ms = grantor_share(self.lease_ttl_max).as_millis() as u64;
+        let mut seen = self.retired_since_ms.lock();
+        if seen.len() >= RETIRED_SEEN_MAX {
+            seen.retain(|_, since| now_ms.saturating_sub(*since) <= 2 * longest_ms);
+        }
+        now_ms.saturating_sub(*seen.entry(replica).or_insert(now_ms)) > longest_ms
+    }
+
+    /// Rounds for which healing rests.
+    pub fn rest_healing(&self, rounds: usize) {
+        self.heal_pause.store(rounds, Ordering::Relaxed);
+    }
+
+    /// Whether healing rests in this round.
+    pub fn healing_rests(&self) -> bool {
+        self.heal_pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    /// A copy has ended: its task may go on.
+    pub fn note_copy_ended(&self) {
+        self.copy_ended.notify_one();
+    }
+
+    /// Resolves when a copy has ended.
+    pub async fn copy_ended(self: Arc<Tenure>) {
+        self.copy_ended.notified().await;
+    }
+
+    /// Where healing goes on.
+    pub fn heal_cursor(&self) -> Option<ObjectId> {
+        *self.heal_cursor.lock()
+    }
+
+    /// Notes where healing goes on; none: from the start.
+    pub fn set_heal_cursor(&self, cursor: Option<ObjectId>) {
+        *self.heal_cursor.lock() = cursor;
     }
 
     /// Ends the term here: background work stops, waiting calls answer NOT_LEADER.
@@ -155,6 +214,15 @@ impl Tenure {
         let mut over = self.over.subscribe();
         // The sender lives in self, so the wait can end only with the value.
         let _ended = over.wait_for(|over| *over).await;
+    }
+}
+
+/// See [`Tenure::wait_for_room`].
+pub struct WaitingPut(Arc<Tenure>);
+
+impl Drop for WaitingPut {
+    fn drop(&mut self) {
+        self.0.waiting_puts.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

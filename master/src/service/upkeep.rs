@@ -9,15 +9,21 @@ use tidepool_proto::{Error, ErrorCode, NodeId, ReplicaId};
 
 use super::core::{Service, unexpected};
 use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
+use super::recency;
 use super::room;
+use super::tasks;
 use super::tenure::Tenure;
-use crate::directory::{Contact, NodeView, Op, Outcome};
+use crate::directory::{Contact, NodeView, Op, Outcome, SessionId};
 
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);
 const RESERVE_INTERVAL: Duration = Duration::from_millis(20);
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 const DISCARD_INTERVAL: Duration = Duration::from_millis(250);
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
+const SESSIONS_INTERVAL_MIN: Duration = Duration::from_millis(10);
+const SESSIONS_INTERVAL_MAX: Duration = Duration::from_secs(10);
+/// Sessions that one op ends.
+const SESSIONS_PER_BATCH: usize = 4_096;
 /// Reclaim batches proposed in one round.
 const RECLAIM_BATCHES_MAX: usize = 16;
 
@@ -30,6 +36,20 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         sweep(&s, &t);
         Ok(())
     });
+    let wake = tenure.clone();
+    every_or(
+        service,
+        tenure,
+        tasks::INTERVAL,
+        "tasks",
+        move || wake.clone().copy_ended(),
+        |s, t| async move { tasks::work(&s, &t).await },
+    );
+    every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { tasks::heal(&s, &t).await });
+    let sessions_interval =
+        (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);
+    every(service, tenure, sessions_interval, "sessions", |s, t| async move { expire_sessions(&s, &t).await });
+    every(service, tenure, recency::INTERVAL, "recency", |s, t| async move { recency::share(&s, &t).await });
     let rate = Arc::new(parking_lot::Mutex::new(PutRate::default()));
     every(service, tenure, RESERVE_INTERVAL, "reserve", move |s, t| {
         let put_bytes_per_second = rate.lock().update(t.take_put_bytes(), RESERVE_INTERVAL);
@@ -56,6 +76,23 @@ where
     F: Fn(Arc<Service>, Arc<Tenure>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<(), Error>> + Send,
 {
+    every_or(service, tenure, interval, name, std::future::pending, work);
+}
+
+/// As `every`, and also when what `wake` makes resolves.
+fn every_or<W, Wake, F, Fut>(
+    service: &Arc<Service>,
+    tenure: &Arc<Tenure>,
+    interval: Duration,
+    name: &'static str,
+    wake: W,
+    work: F,
+) where
+    W: Fn() -> Wake + Send + 'static,
+    Wake: Future<Output = ()> + Send,
+    F: Fn(Arc<Service>, Arc<Tenure>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<(), Error>> + Send,
+{
     let (service, tenure) = (service.clone(), tenure.clone());
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(interval);
@@ -63,6 +100,7 @@ where
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
+                () = wake() => {}
                 () = tenure.ended() => return,
             }
             let result = tokio::select! {
@@ -86,15 +124,18 @@ async fn reclaim(service: &Service, tenure: &Tenure) -> Result<(), Error> {
         return Ok(());
     }
     let now_ms = tenure.now_ms();
-    let break_leases = tenure.reserve_gone() && service.options().failover_reclaim == FailoverReclaim::Allow;
-    let mut after = None;
+    let break_leases = tenure.waiting_puts() > 0 && service.options().failover_reclaim == FailoverReclaim::Allow;
     for _ in 0..RECLAIM_BATCHES_MAX {
-        let page = service.directory().reclaimable(after, REPLICA_IDS_PER_BATCH);
-        let Some(last) = page.last() else { return Ok(()) };
-        after = Some(last.replica);
+        let page = service.directory().reclaimable(tenure.reclaim_cursor(), REPLICA_IDS_PER_BATCH);
+        tenure.set_reclaim_cursor(page.last().map(|last| last.replica));
+        if page.is_empty() {
+            return Ok(());
+        }
         let mut broken = 0;
         let free = page.iter().filter(|retired| {
-            if tenure.leases.live(retired.object, now_ms).is_some() {
+            // Of an object that lives on (a move, a corrupt copy) leases are renewed for ever, but those granted since it
+            // was retired are not on this replica: it waits for the longest that was granted before.
+            if tenure.leases.live(retired.object, now_ms).is_some() && !tenure.outwaited(retired.replica, now_ms) {
                 return false;
             }
             let protected = tenure.may_be_leased_by_predecessor(retired.object);
@@ -208,16 +249,39 @@ pub async fn drop_node(tenure: &Tenure, node: &NodeView) -> Result<(), Error> {
     }
 }
 
-/// Once a second: expired leases go, gauges are set, the search for victims starts again from the oldest object.
+/// Once a second: expired leases go, gauges are set.
 fn sweep(service: &Service, tenure: &Tenure) {
     tenure.leases.sweep(tenure.now_ms());
-    tenure.set_victim_cursor(None);
     let counts = service.directory().counts();
     tenure.set_capacity_bytes(counts.capacity_bytes);
     let metrics = service.metrics();
     metrics.leases.set(tenure.leases.len() as i64);
     metrics.leased_bytes.set(tenure.leases.leased_bytes() as i64);
     metrics.queued_ops.set(tenure.proposer.queued_ops() as i64);
+}
+
+/// Ends sessions whose clients were not heard of for long and have nothing open: a late duplicate of theirs is refused
+/// SESSION_UNKNOWN, and a client that still lives says hello again.
+async fn expire_sessions(service: &Service, tenure: &Tenure) -> Result<(), Error> {
+    let timeout = service.options().session_idle_timeout;
+    service.clients().forget_before(timeout);
+    if tenure.age() < timeout {
+        return Ok(());
+    }
+    let sessions = service.directory().sessions().into_iter();
+    let idle = sessions.filter(|s| s.open_grants == 0 && !service.clients().heard_within(s.session, timeout));
+    let sessions: Vec<SessionId> = idle.map(|s| s.session).take(SESSIONS_PER_BATCH).collect();
+    if sessions.is_empty() {
+        return Ok(());
+    }
+    match tenure.proposer.propose_one(Op::ExpireSessions { sessions }, None).await? {
+        Outcome::Expired { sessions } => {
+            tracing::info!(term = tenure.term, sessions, "idle client sessions ended");
+            Ok(())
+        }
+        Outcome::Refused(error) => Err(error),
+        other => Err(unexpected("expire_sessions", &other)),
+    }
 }
 
 /// Node ids that wait for fences are told in their heartbeats; this is what one beat carries.

@@ -45,6 +45,8 @@ impl Quorum {
         let mut client = Client {
             rpc: ClientServiceClient::connect(self.uri.clone()).await.expect("the client connects"),
             session: 0,
+            tenant: String::new(),
+            remaining_ms: 5_000,
         };
         let hello = v1::HelloRequest {
             identity: Some(v1::Identity { protocol_version: PROTOCOL_VERSION, ..Default::default() }),
@@ -111,6 +113,7 @@ impl Datanode {
             fenced_replicas: fenced,
             verdicts: Vec::new(),
             identity: None,
+            copies: Vec::new(),
         }
     }
 }
@@ -118,11 +121,14 @@ impl Datanode {
 pub struct Client {
     pub rpc: ClientServiceClient<Channel>,
     pub session: u64,
+    pub tenant: String,
+    pub remaining_ms: u32,
 }
 
 impl Client {
     pub async fn ask(&mut self, body: Ask) -> Result<Answer, tidepool_proto::Error> {
-        let request = v1::ClientRequest { id: 1, remaining_ms: 5_000, tenant: String::new(), body: Some(body) };
+        let tenant = self.tenant.clone();
+        let request = v1::ClientRequest { id: 1, remaining_ms: self.remaining_ms, tenant, body: Some(body) };
         let response = self.rpc.call(request).await.expect("the call reaches the master").into_inner();
         match (response.body, response.error) {
             (Some(body), None) => Ok(body),
@@ -136,12 +142,34 @@ impl Client {
     }
 
     pub async fn start_with(&mut self, key: &[u8], length: u64, token: [u8; 16]) -> v1::PutGrant {
-        let item = v1::PutStartItem { key: key.to_vec().into(), length, token: token.to_vec().into() };
+        let item = item(key, length, token);
         let request = v1::PutStartRequest { session_id: self.session, items: vec![item], ..Default::default() };
         match self.ask(Ask::PutStart(request)).await {
             Ok(Answer::PutStart(mut r)) => r.grants.remove(0),
             other => panic!("put start answered {other:?}"),
         }
+    }
+
+    /// Starts a batch under any terms; one grant an item.
+    pub async fn start_all(&mut self, request: v1::PutStartRequest) -> Vec<v1::PutGrant> {
+        let request = v1::PutStartRequest { session_id: self.session, ..request };
+        match self.ask(Ask::PutStart(request)).await {
+            Ok(Answer::PutStart(r)) => r.grants,
+            other => panic!("put start answered {other:?}"),
+        }
+    }
+
+    /// Puts a batch under any terms; one code an item.
+    pub async fn put_all(&mut self, request: v1::PutStartRequest, node: &Datanode) -> Vec<ErrorCode> {
+        let keys: Vec<bytes::Bytes> = request.items.iter().map(|item| item.key.clone()).collect();
+        let mut codes = Vec::new();
+        for (key, grant) in keys.iter().zip(self.start_all(request).await) {
+            codes.push(match grant.error {
+                Some(error) => ErrorCode::from_u32(error.code),
+                None => code(&self.end(key, &grant, node).await.error),
+            });
+        }
+        codes
     }
 
     pub async fn end(&mut self, key: &[u8], grant: &v1::PutGrant, node: &Datanode) -> v1::PutEndResult {
@@ -209,6 +237,10 @@ where
         assert!(tokio::time::Instant::now() < deadline, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+pub fn item(key: &[u8], length: u64, token: [u8; 16]) -> v1::PutStartItem {
+    v1::PutStartItem { key: key.to_vec().into(), length, token: token.to_vec().into(), group: bytes::Bytes::new() }
 }
 
 pub fn code(error: &Option<v1::ItemError>) -> ErrorCode {

@@ -60,8 +60,8 @@ async fn two_wiped_members_found_no_second_cluster() {
     assert_eq!(survivor.status().fatal, None);
 }
 
-/// A member of one cluster whose directory is started with the member list of another. (Tried without the question where
-/// it belongs: it stands by for ever.)
+/// A member of one cluster whose directory is started with the member list of another. (Without the question where it
+/// belongs it stands by for ever: tried with processes, `a_data_directory_of_another_cluster_takes_no_part`.)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_member_of_another_cluster_is_refused() {
     let mut ours = Quorum::started(|_| {}).await;

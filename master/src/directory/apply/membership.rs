@@ -1,13 +1,14 @@
 //! Nodes, segments and sessions coming and going.
 
-use super::{Applied, Apply, Sign, check_count, invalid};
+use super::{Applied, Apply, Charge, Sign, check_count, invalid};
 use crate::directory::free_space::FreeSpace;
+use crate::directory::groups::GroupName;
 use crate::directory::limits::{
     ADDRESS_BYTES_MAX, HOST_ID_BYTES_MAX, NODES_MAX, SEGMENT_BYTES_MAX, SEGMENT_NAME_BYTES_MAX, SEGMENTS_PER_NODE_MAX,
     SESSIONS_MAX,
 };
 use crate::directory::nodes::{EARLIER_PROCESSES_MAX, Node};
-use crate::directory::objects::SegmentSlot;
+use crate::directory::objects::{Record, SegmentSlot};
 use crate::directory::op::{Contact, SessionId, Uuid};
 use crate::directory::outcome::Outcome;
 use crate::directory::sessions::Session;
@@ -21,6 +22,8 @@ use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, SegmentId}
 struct Losses {
     replicas: u64,
     objects: u64,
+    /// Groups that lost a member for good.
+    groups: BTreeSet<GroupName>,
 }
 
 impl Apply<'_> {
@@ -41,7 +44,8 @@ impl Apply<'_> {
                 format!("node {id}: a newer process is registered as {}; this one must exit", node.incarnation),
             ));
         }
-        self.drop_segments(id);
+        let losses = self.drop_segments(id);
+        self.bury_groups(&losses);
         let core = &mut *self.core;
         let node = core.nodes.by_id.get_mut(&id).expect("by_uuid names a node");
         core.digest.sub(|c| c.node(id, node));
@@ -116,6 +120,7 @@ impl Apply<'_> {
             name: name.into(),
             host_id: owner.host_id.clone(),
             contact: owner.contact,
+            draining: false,
             capacity: bytes,
             free: FreeSpace::new(id, bytes),
             processing: 0,
@@ -140,6 +145,7 @@ impl Apply<'_> {
         let slot = self.core.space.slot(segment)?;
         let mut losses = Losses::default();
         self.drop_segment(slot, &mut losses);
+        self.bury_groups(&losses);
         self.publish();
         Ok(Outcome::Dropped { replicas: losses.replicas, objects: losses.objects })
     }
@@ -165,6 +171,7 @@ impl Apply<'_> {
         let gone = core.nodes.by_id.remove(&node).expect("it is current");
         core.nodes.by_uuid.remove(&gone.node_uuid);
         core.digest.sub(|c| c.node(node, &gone));
+        self.bury_groups(&losses);
         self.publish();
         Ok(Outcome::Dropped { replicas: losses.replicas, objects: losses.objects })
     }
@@ -198,11 +205,15 @@ impl Apply<'_> {
         let core = &mut *self.core;
         let mut expired = 0;
         for &id in sessions {
-            let Some(session) = core.sessions.by_id.remove(&id) else { continue };
+            // One that put something meanwhile stays.
+            if core.sessions.by_id.get(&id).is_none_or(|session| session.open_grants > 0) {
+                continue;
+            }
+            let session = core.sessions.by_id.remove(&id).expect("just seen");
             core.sessions.by_uuid.remove(&session.client_uuid);
             core.digest.sub(|c| c.session(id, &session));
             for (&sequence, &removal) in &session.outcomes {
-                core.digest.sub(|c| c.removal(id, sequence, removal));
+                core.digest.sub(|c| c.answered(id, sequence, removal));
             }
             expired += 1;
         }
@@ -226,11 +237,16 @@ impl Apply<'_> {
             let retired = self.core.forget_retired(id).expect("just listed");
             self.core.space.give(slot, retired.offset, retired.bytes, Use::Retired);
         }
+        self.lose_copies(slot);
         let located: Vec<_> = self.core.space.segment(slot).used.values().copied().collect();
         for at in located {
             let object = self.with_record(at, |r| r.object);
             losses.replicas += 1;
-            losses.objects += u64::from(self.lose_replica(object, slot));
+            if let Some(gone) = self.lose_replica(object, slot) {
+                losses.objects += 1;
+                // A put that is lost may be put again; a member that was there is missed at once.
+                losses.groups.extend(gone.group_name().filter(|_| gone.is_complete()));
+            }
         }
         let core = &mut *self.core;
         let gone = core.space.unmount(slot);
@@ -240,15 +256,24 @@ impl Apply<'_> {
         }
     }
 
-    /// Takes an object's replica in a segment away. True: the object went with its last one.
-    fn lose_replica(&mut self, object: ObjectId, slot: SegmentSlot) -> bool {
+    /// What is left of groups that lost a member goes too. Called when no segment is being dropped.
+    fn bury_groups(&mut self, losses: &Losses) {
+        losses.groups.iter().for_each(|name| self.bury_group(name));
+    }
+
+    /// Takes an object's replica in a segment away. The object, if it went with its last one.
+    fn lose_replica(&mut self, object: ObjectId, slot: SegmentSlot) -> Option<Record> {
         let at = self.core.index[&object];
         let only = self.with_record(at, |r| r.replicas.len() == 1);
         if only {
+            let is_upsert = self.core.open.get(&object).is_some_and(|open| open.replaces.is_some());
             let record = self.take_object(object).expect("it is in the index");
             let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
+            if !is_upsert {
+                self.note_lost(&record);
+            }
             self.core.space.give(slot, record.replicas[0].offset, record.extent_bytes(), used_for);
-            return true;
+            return Some(record);
         }
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
@@ -256,19 +281,22 @@ impl Apply<'_> {
         let place = record.replicas.iter().position(|r| r.segment == slot).expect("the segment names the object");
         let replica = record.replicas.remove(place);
         self.digest_record(record, Sign::Add);
-        let bytes = record.extent_bytes();
-        let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
+        let (bytes, complete, tenant) = (record.extent_bytes(), record.is_complete(), record.tenant);
+        self.core.note_copies(record);
+        drop(shard);
+        let used_for = if complete { Use::Complete } else { Use::Processing };
         self.core.space.give(slot, replica.offset, bytes, used_for);
-        if !record.is_complete()
-            && let Some(session) = self.core.sessions.by_id.get_mut(&record.session)
+        self.charge(tenant, Charge::Return { bytes, objects: 0 });
+        if let Some(open) = self.core.open.get(&object)
+            && let Some(session) = self.core.sessions.by_id.get_mut(&open.session)
         {
             session.open_bytes -= bytes;
         }
-        false
+        None
     }
 
     /// Shows readers the nodes and segments as they are now.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         *self.topology.write() = self.core.topology();
     }
 }

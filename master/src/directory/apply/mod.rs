@@ -1,17 +1,21 @@
 //! Apply: what each op does. Every function is total: it changes the state, or refuses and changes nothing (M1).
 
+mod attributes;
+mod copy;
+mod end;
 mod membership;
 mod put;
 mod release;
 mod remove;
 mod victims;
 
-use super::core::Core;
-use super::limits::{Config, IDS_PER_OP_MAX};
+use super::core::{Core, OpenPut};
+use super::limits::{Config, GROUP_MEMBERS_MAX, IDS_PER_OP_MAX};
 use super::objects::{Location, Record, Shards};
-use super::op::{Entry, Op};
+use super::op::{Entry, Op, TenantId};
 use super::outcome::Outcome;
 use super::topology::Topology;
+use super::view::Change;
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{Error, ErrorCode, ObjectId, OpId};
@@ -68,6 +72,10 @@ impl Apply<'_> {
             Op::PutEnd(end) => self.put_end(end),
             Op::PutRevoke(end) => self.put_revoke(end),
             Op::Remove(remove) => self.remove(remove),
+            Op::RemoveObjects { session, turn, objects, mode } => self.remove_objects(*session, *turn, objects, *mode),
+            Op::SetPin { object, action } => self.set_pin(*object, *action),
+            Op::SetTenant { name, quota } => self.set_tenant(name, *quota),
+            Op::DropTenant { name } => self.drop_tenant(name),
             Op::Retire { objects, mode } => self.retire(objects, *mode),
             Op::Reclaim { replicas } => self.reclaim(replicas),
             Op::Discard { objects } => self.discard(objects),
@@ -75,6 +83,10 @@ impl Apply<'_> {
                 self.fence_acknowledged(*node, *incarnation, replicas)
             }
             Op::DropReplica { object, replica } => self.drop_replica(*object, *replica),
+            Op::CopyStart(copy) => self.copy_start(copy),
+            Op::CopyEnd { replica, end } => self.copy_end(*replica, *end),
+            Op::CreateTask(create) => self.create_task(create),
+            Op::EndTask { task, state, left, message } => self.end_task(*task, *state, *left, message),
             Op::SetConfig(config) => self.set_config(config),
             Op::Checkpoint { index, digest } => self.checkpoint(*index, *digest),
         }
@@ -121,32 +133,107 @@ impl Apply<'_> {
     /// Adds or takes a record's part of the digest.
     fn digest_record(&mut self, record: &Record, sign: Sign) {
         let core = &mut *self.core;
-        let token = core.open.get(&record.object);
+        let open = if record.is_complete() { None } else { core.open.get(&record.object) };
         match sign {
-            Sign::Add => core.digest.add(|c| c.object(record, token, &core.space)),
-            Sign::Sub => core.digest.sub(|c| c.object(record, token, &core.space)),
+            Sign::Add => core.digest.add(|c| c.object(record, open, &core.space)),
+            Sign::Sub => core.digest.sub(|c| c.object(record, open, &core.space)),
         }
     }
 
-    /// Takes an object out of shard, index and digest; its extents are the caller's. An open put leaves its session.
+    /// Takes an object out of shard, index, group, tenant and digest; its extents are the caller's. An open put leaves
+    /// its session. An upsert that was to replace it becomes a put.
     fn take_object(&mut self, object: ObjectId) -> Option<Record> {
         let at = self.core.index.remove(&object)?;
         let record = self.shards.remove(at).expect("the index names a record");
         self.digest_record(&record, Sign::Sub);
+        self.charge(record.tenant, Charge::Return { bytes: record.all_bytes(), objects: 1 });
+        self.drop_copies(&record);
+        self.core.degraded.remove(&object);
         if !record.is_complete() {
-            self.close_put(&record, record.replicas.len());
+            self.close_put(&record);
+        }
+        if record.is_complete() {
+            let (tenant, key) = (record.tenant, self.shards.hash(record.tenant, &record.key));
+            self.core.note_change(|| Change::Gone { tenant, key, object });
+        }
+        if let Some(name) = record.group() {
+            let name = (record.tenant, name.clone());
+            let lost = self.core.groups.leave(&name, object);
+            lost.iter().for_each(|key| self.core.digest.sub(|c| c.lost_member(&name, key)));
+        }
+        if let Some(upsert) = self.core.upserts.remove(&object) {
+            self.attach_upsert(upsert);
         }
         Some(record)
     }
 
-    /// Takes a put, or `replicas` of its extents, off its session's account.
-    fn close_put(&mut self, record: &Record, replicas: usize) {
-        self.core.open.remove(&record.object);
-        if let Some(session) = self.core.sessions.by_id.get_mut(&record.session) {
-            session.open_grants -= 1;
-            session.open_bytes -= record.extent_bytes() * replicas as u64;
+    /// Puts an open upsert under its key, which no object has any more.
+    fn attach_upsert(&mut self, object: ObjectId) {
+        let at = self.core.index[&object];
+        let record = self.with_record(at, Record::clone);
+        self.digest_record(&record, Sign::Sub);
+        self.core.open.get_mut(&object).expect("an upsert is open").replaces = None;
+        self.digest_record(&record, Sign::Add);
+        self.shards.attach(at);
+        if let Some(name) = record.group() {
+            self.core.groups.promote(&(record.tenant, name.clone()), object);
         }
     }
+
+    /// Takes a put off the books of open ones: its session's account, and the object it was to replace.
+    fn close_put(&mut self, record: &Record) -> OpenPut {
+        let open = self.core.open.remove(&record.object).expect("a PROCESSING object is open");
+        if let Some(old) = open.replaces {
+            self.core.upserts.remove(&old);
+        }
+        if let Some(session) = self.core.sessions.by_id.get_mut(&open.session) {
+            session.open_grants -= 1;
+            session.open_bytes -= record.all_bytes();
+        }
+        open
+    }
+
+    /// Books bytes and objects on a tenant.
+    fn charge(&mut self, tenant: TenantId, charge: Charge) {
+        let tenant = self.core.tenants.get_mut(tenant).expect("an object's tenant is registered");
+        match charge {
+            Charge::Take { bytes, objects } => {
+                tenant.bytes += bytes;
+                tenant.objects += objects;
+            }
+            Charge::Return { bytes, objects } => {
+                tenant.bytes -= bytes;
+                tenant.objects -= objects;
+            }
+        }
+    }
+
+    /// Notes that a group is of no use until this member is put again.
+    fn note_lost(&mut self, record: &Record) {
+        let Some(name) = record.group() else { return };
+        let name = (record.tenant, name.clone());
+        let Some(group) = self.core.groups.by_name.get_mut(&name) else { return };
+        if group.lost.len() < GROUP_MEMBERS_MAX && group.lost.insert(record.key.clone()) {
+            self.core.digest.add(|c| c.lost_member(&name, &record.key));
+        }
+    }
+
+    /// A lost member of a group was put again.
+    fn note_found(&mut self, record: &Record) {
+        let Some(name) = record.group() else { return };
+        let name = (record.tenant, name.clone());
+        let Some(group) = self.core.groups.by_name.get_mut(&name) else { return };
+        if !group.lost.is_empty() && group.lost.remove(&record.key) {
+            self.core.digest.sub(|c| c.lost_member(&name, &record.key));
+        }
+    }
+}
+
+/// What changes on a tenant's account.
+#[derive(Clone, Copy)]
+enum Charge {
+    Take { bytes: u64, objects: u64 },
+    Return { bytes: u64, objects: u64 },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,47 +1,48 @@
-//! A put's life: start, end, revocation, discard.
+//! A put's start: the key's present object decides whether there is one, `victims` where it goes.
 
+use super::end::Ends;
 use super::victims::{Choice, Wanted};
-use super::{Applied, Apply, Sign, check_count, invalid};
-use crate::directory::limits::{EXCLUDED_NODES_MAX, VICTIMS_PER_OP_MAX};
-use crate::directory::objects::{Record, Replica};
-use crate::directory::op::{PutEnd, PutStart, ReplicaEnd, Statuses, TenantId};
-use crate::directory::outcome::{Grant, GrantedReplica, Outcome};
-use crate::directory::space::{Retired, Use};
+use super::{Applied, Apply, Charge, Sign, invalid};
+use crate::directory::core::OpenPut;
+use crate::directory::limits::{
+    DATA_TYPE_MAX, EXCLUDED_NODES_MAX, GROUP_MEMBERS_MAX, GROUP_NAME_BYTES_MAX, PREFERRED_SEGMENTS_MAX,
+    SOFT_PIN_TTL_MAX_MS, VICTIMS_PER_OP_MAX,
+};
+use crate::directory::objects::{Extras, Record, Replica};
+use crate::directory::op::{PutStart, SoftPinAction, TenantId};
+use crate::directory::outcome::{Answered, Grant, GrantedReplica, Outcome};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::keys::check_key;
 use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes, stored_bytes};
 use tidepool_proto::{Error, ErrorCode, ObjectId, ReplicaId};
 
-/// What the statuses of a put say, by replica slot.
-struct Ends {
-    stored: u16,
-    aborted: u16,
-}
-
-impl Ends {
-    fn is_stored(&self, replica: ReplicaId) -> bool {
-        self.stored >> replica.op().slot() & 1 == 1
-    }
-    fn is_aborted(&self, replica: ReplicaId) -> bool {
-        self.aborted >> replica.op().slot() & 1 == 1
-    }
+/// What a put finds under its key.
+enum Present {
+    /// Nothing that stays: it may start, and what is named gives way.
+    Vacant { preempted: Option<ObjectId> },
+    /// A COMPLETE object that an upsert may replace; the open upsert of it gives way.
+    Replaceable { old: Record, preempted: Option<ObjectId> },
+    /// A retry: what was granted.
+    Repeated(Grant),
 }
 
 impl Apply<'_> {
     pub(super) fn put_start(&mut self, put: &PutStart<'_>) -> Applied {
         check_put(put)?;
-        self.core.sessions.get_mut(put.session)?;
+        self.check_tenant(put.tenant)?;
+        let session = self.core.sessions.get_mut(put.session)?;
+        if let Some(turn) = put.upsert
+            && let Some(answered) = session.check_turn(put.session, turn)?
+        {
+            return self.repeat_upsert(put, answered);
+        }
         let hash = self.shards.hash(put.tenant, put.key);
-        let preempted = match self.shards.locate(hash, put.tenant, put.key) {
-            None => None,
-            Some(at) => {
-                let record = self.with_record(at, Record::clone);
-                match self.answer_present(put, &record)? {
-                    Some(grant) => return Ok(Outcome::Granted(grant)),
-                    None => Some(record.object),
-                }
-            }
+        let (replaced, preempted) = match self.present(put, hash)? {
+            Present::Repeated(grant) => return Ok(Outcome::Granted(grant)),
+            Present::Vacant { preempted } => (None, preempted),
+            Present::Replaceable { old, preempted } => (Some(old), preempted),
         };
         if preempted.is_none() && !self.shards.has_room(hash) {
             return Err(Error::new(
@@ -49,28 +50,73 @@ impl Apply<'_> {
                 format!("key '{}': its shard holds the most objects it can", shown(put.key)),
             ));
         }
+        let group = self.group_of(put, replaced.as_ref())?;
         let choice = self.choose(&Wanted {
             put,
             bytes: extent_bytes(put.length),
-            objects: self.core.index.len() - usize::from(preempted.is_some()),
+            preempted: preempted.map(|id| self.with_record(self.core.index[&id], |r| (id, r.all_bytes()))),
+            group: group.clone().map(|name| (put.tenant, name)),
         })?;
         // From here on nothing fails.
         if let Some(object) = preempted {
-            self.drop_put(object, &Ends { stored: 0, aborted: 0 });
+            self.drop_put(object, &Ends::unknown());
         }
-        Ok(Outcome::Granted(self.grant(put, hash, choice, preempted)))
+        if let Some(turn) = put.upsert {
+            self.record_answer(put.session, turn, Answered::Upsert(ObjectId::from(self.at)));
+        }
+        Ok(Outcome::Granted(self.grant(put, hash, choice, replaced, group, preempted)))
     }
 
-    /// What to answer when the key has an object: a retry's first grant, a refusal, or None: it may be preempted.
-    fn answer_present(&self, put: &PutStart<'_>, record: &Record) -> Result<Option<Grant>, Error> {
-        let key = shown(put.key);
-        if record.is_complete() {
+    /// The first answer of an upsert whose sequence was used.
+    fn repeat_upsert(&mut self, put: &PutStart<'_>, answered: Answered) -> Applied {
+        let Answered::Upsert(object) = answered else {
+            return Err(invalid(format!("key '{}': the sequence was used by another request", shown(put.key))));
+        };
+        let open = self.core.open.get(&object).filter(|open| open.session == put.session && open.token == put.token);
+        if open.is_none() {
             return Err(Error::new(
-                ErrorCode::ObjectAlreadyExists,
-                format!("key '{key}' has object {}", record.object),
+                ErrorCode::GrantLost,
+                format!("key '{}': this upsert was granted as object {object} and has ended", shown(put.key)),
             ));
         }
-        if record.session == put.session && self.core.open.get(&record.object) == Some(&put.token) {
+        let record = self.with_record(self.core.index[&object], Record::clone);
+        if (record.tenant, &*record.key, record.length) != (put.tenant, put.key, put.length) {
+            return Err(invalid(format!(
+                "key '{}': the sequence and token were used for key '{}' with {} bytes, now for {}",
+                shown(put.key),
+                shown(&record.key),
+                record.length,
+                put.length
+            )));
+        }
+        Ok(Outcome::Granted(self.grant_of(&record, true, None, Vec::new())))
+    }
+
+    /// What has the key, and whether the put may start beside or instead of it.
+    fn present(&self, put: &PutStart<'_>, hash: u64) -> Result<Present, Error> {
+        let Some(at) = self.shards.locate(hash, put.tenant, put.key) else {
+            return Ok(Present::Vacant { preempted: None });
+        };
+        let record = self.with_record(at, Record::clone);
+        if !record.is_complete() {
+            return match self.answer_open(put, &record)? {
+                Some(grant) => Ok(Present::Repeated(grant)),
+                None => Ok(Present::Vacant { preempted: Some(record.object) }),
+            };
+        }
+        if put.upsert.is_none() {
+            let (key, object) = (shown(put.key), record.object);
+            return Err(Error::new(ErrorCode::ObjectAlreadyExists, format!("key '{key}' has object {object}")));
+        }
+        let preempted = self.core.upserts.get(&record.object).copied();
+        Ok(Present::Replaceable { old: record, preempted })
+    }
+
+    /// What to answer when the key is being put: a retry's first grant, a refusal, or None: it gives way.
+    fn answer_open(&self, put: &PutStart<'_>, record: &Record) -> Result<Option<Grant>, Error> {
+        let key = shown(put.key);
+        let open = &self.core.open[&record.object];
+        if open.session == put.session && open.token == put.token {
             if record.length != put.length {
                 return Err(invalid(format!(
                     "key '{key}': the token was used for {} bytes, now for {}; draw a token per put",
@@ -81,7 +127,7 @@ impl Apply<'_> {
         }
         let age_ms = self.core.clock.0.saturating_sub(record.started.0);
         let timeout_ms = self.core.config.config.put_start_discard_timeout_ms;
-        if age_ms < timeout_ms {
+        if put.upsert.is_none() && age_ms < timeout_ms {
             let left_ms = timeout_ms - age_ms;
             return Err(Error::new(
                 ErrorCode::PutInProgress,
@@ -92,7 +138,47 @@ impl Apply<'_> {
         Ok(None)
     }
 
-    fn grant(&mut self, put: &PutStart<'_>, hash: u64, choice: Choice, preempted: Option<ObjectId>) -> Grant {
+    /// Name of the group that the object joins. A key stays in its group for good.
+    fn group_of(&self, put: &PutStart<'_>, replaced: Option<&Record>) -> Result<Option<Arc<[u8]>>, Error> {
+        if let Some(old) = replaced {
+            let group = old.group();
+            if !put.group.is_empty() && group.is_none_or(|name| **name != *put.group) {
+                return Err(invalid(format!(
+                    "key '{}' has group '{}'; an upsert cannot move it to '{}': remove it first",
+                    shown(put.key),
+                    shown(group.map_or(&[][..], |name| name)),
+                    shown(put.group)
+                )));
+            }
+            return Ok(group.cloned());
+        }
+        if put.group.is_empty() {
+            return Ok(None);
+        }
+        let name = self.core.groups.shared_name(put.tenant, put.group);
+        let group = self.core.groups.get(&(put.tenant, name.clone()));
+        if group.is_some_and(|group| group.members.len() + group.upserts.len() >= GROUP_MEMBERS_MAX) {
+            return Err(Error::new(
+                ErrorCode::ResourceExhausted,
+                format!(
+                    "key '{}': group '{}' has {GROUP_MEMBERS_MAX} members, the limit",
+                    shown(put.key),
+                    shown(put.group)
+                ),
+            ));
+        }
+        Ok(Some(name))
+    }
+
+    fn grant(
+        &mut self,
+        put: &PutStart<'_>,
+        hash: u64,
+        choice: Choice,
+        replaced: Option<Record>,
+        group: Option<Arc<[u8]>>,
+        preempted: Option<ObjectId>,
+    ) -> Grant {
         let object = ObjectId::from(self.at);
         let bytes = extent_bytes(put.length);
         let mut replicas: SmallVec<[Replica; 1]> = SmallVec::with_capacity(choice.plan.len());
@@ -100,26 +186,41 @@ impl Apply<'_> {
             let offset = self.core.space.allocate(segment, bytes);
             replicas.push(Replica { id: ReplicaId::from(self.at.with_slot(i + 1)), offset, segment });
         }
+        // The old object may have been evicted for this one.
+        let replaces = replaced.as_ref().map(|old| old.object).filter(|old| self.core.index.contains_key(old));
         let record = Record {
             key: put.key.into(),
             object,
             length: put.length,
-            session: put.session,
             started: self.core.clock,
             tenant: put.tenant,
             stored_slots: 0,
             granted: replicas.len() as u8,
             copies: 0,
+            data_type: put.data_type,
+            hard_pinned: put.hard_pin || replaced.is_some_and(|old| old.hard_pinned),
+            extras: group.map(|group| Box::new(Extras { group: Some(group), ..Extras::default() })),
             replicas,
         };
-        self.core.open.insert(object, put.token);
+        let open = OpenPut { token: put.token, session: put.session, soft_pin: put.soft_pin, replaces };
+        self.core.open.insert(object, open);
         self.digest_record(&record, Sign::Add);
+        self.charge(put.tenant, Charge::Take { bytes: record.all_bytes(), objects: 1 });
         let session = self.core.sessions.get_mut(put.session).expect("checked before");
         session.open_grants += 1;
-        session.open_bytes += bytes * record.replicas.len() as u64;
+        session.open_bytes += record.all_bytes();
+        if let Some(name) = record.group() {
+            self.core.groups.join((put.tenant, name.clone()), object, replaces.is_some());
+        }
         let grant = self.grant_of(&record, false, preempted, choice.evicted);
         let places: SmallVec<[Replica; 2]> = record.replicas.iter().copied().collect();
-        let at = self.shards.insert(hash, record);
+        let at = match replaces {
+            None => self.shards.insert(hash, record),
+            Some(old) => {
+                assert!(self.core.upserts.insert(old, object).is_none(), "object {old} has two upserts");
+                self.shards.insert_detached(hash, record)
+            }
+        };
         for replica in places {
             self.core.space.note_used(replica.segment, replica.offset, at);
         }
@@ -150,185 +251,43 @@ impl Apply<'_> {
         }
     }
 
-    pub(super) fn put_end(&mut self, end: &PutEnd) -> Applied {
-        let Some(&at) = self.core.index.get(&end.object) else { return Err(grant_lost(end.object)) };
-        let mut shard = self.shards.write(at.shard());
-        let record = shard.record_mut(at.slot()).expect("the index names a record");
-        check_session(record, end)?;
-        let ends = check_statuses(end.object, record.granted, &end.replicas)?;
-        if record.is_complete() {
-            if record.stored_slots == ends.stored {
-                return Ok(Outcome::Ended { copies: record.copies.into() });
-            }
-            return Err(Error::new(
-                ErrorCode::AlreadyEnded,
-                format!("object {} was ended with other replicas stored", end.object),
-            ));
+    /// TENANT_NOT_REGISTERED unless it is.
+    pub(super) fn check_tenant(&self, tenant: TenantId) -> Result<(), Error> {
+        if self.core.tenants.get(tenant).is_some() {
+            return Ok(());
         }
-        if !record.replicas.iter().any(|replica| ends.is_stored(replica.id)) {
-            drop(shard);
-            return Ok(Outcome::PutDropped(self.drop_ended(end.object, &ends)));
-        }
-        self.digest_record(record, Sign::Sub);
-        let all = record.replicas.len();
-        self.close_put(record, all);
-        let failed: SmallVec<[Replica; 1]> =
-            record.replicas.iter().copied().filter(|replica| !ends.is_stored(replica.id)).collect();
-        record.replicas.retain(|replica| ends.is_stored(replica.id));
-        record.copies = record.replicas.len() as u8;
-        record.stored_slots = ends.stored;
-        self.digest_record(record, Sign::Add);
-        let (bytes, copies) = (record.extent_bytes(), record.copies.into());
-        for replica in &record.replicas {
-            self.core.space.convert(replica.segment, replica.offset, bytes, Use::Processing, Use::Complete);
-        }
-        drop(shard);
-        for replica in failed {
-            self.release_granted(end.object, replica, bytes, &ends);
-        }
-        Ok(Outcome::Ended { copies })
-    }
-
-    /// Drops a put that was ended without a stored copy that is still there, and says why.
-    fn drop_ended(&mut self, object: ObjectId, ends: &Ends) -> Error {
-        self.drop_put(object, ends);
-        let why = match ends.stored {
-            0 => "no copy was stored",
-            _ => "the segments of its stored copies are gone",
-        };
-        Error::new(ErrorCode::GrantLost, format!("object {object}: {why}; put it again"))
-    }
-
-    pub(super) fn put_revoke(&mut self, end: &PutEnd) -> Applied {
-        let Some(&at) = self.core.index.get(&end.object) else { return Err(grant_lost(end.object)) };
-        let (granted, complete) =
-            self.with_record(at, |r| (check_session(r, end).map(|()| r.granted), r.is_complete()));
-        let mut ends = check_statuses(end.object, granted?, &end.replicas)?;
-        if complete {
-            return Err(Error::new(
-                ErrorCode::AlreadyEnded,
-                format!("object {} was ended and can be read; remove it instead", end.object),
-            ));
-        }
-        // A stored replica is as finished as an aborted one: nothing more will be written to either.
-        ends.aborted |= ends.stored;
-        self.drop_put(end.object, &ends);
-        Ok(Outcome::Revoked)
-    }
-
-    pub(super) fn discard(&mut self, objects: &[ObjectId]) -> Applied {
-        check_count("objects", objects.len())?;
-        let timeout_ms = self.core.config.config.put_start_discard_timeout_ms;
-        let mut discarded = Vec::new();
-        for &object in objects {
-            let Some(&at) = self.core.index.get(&object) else { continue };
-            let (complete, started) = self.with_record(at, |r| (r.is_complete(), r.started));
-            if !complete && self.core.clock.0.saturating_sub(started.0) >= timeout_ms {
-                self.drop_put(object, &Ends { stored: 0, aborted: 0 });
-                discarded.push(object);
-            }
-        }
-        Ok(Outcome::Discarded { objects: discarded })
-    }
-
-    /// Drops an open put. Aborted replicas are free at once, the others wait for their fence.
-    fn drop_put(&mut self, object: ObjectId, ends: &Ends) {
-        let record = self.take_object(object).expect("the caller found it");
-        for &replica in &record.replicas {
-            self.release_granted(object, replica, record.extent_bytes(), ends);
-        }
-    }
-
-    fn release_granted(&mut self, object: ObjectId, replica: Replica, bytes: u64, ends: &Ends) {
-        let Replica { id, offset, segment } = replica;
-        if ends.is_aborted(id) {
-            self.core.space.give(segment, offset, bytes, Use::Processing);
-            return;
-        }
-        self.core.space.convert(segment, offset, bytes, Use::Processing, Use::Retired);
-        self.core.retire(id, Retired { object, segment, offset, bytes, clean: false });
+        Err(Error::new(ErrorCode::TenantNotRegistered, format!("tenant {} is not registered", tenant.0)))
     }
 }
 
 fn check_put(put: &PutStart<'_>) -> Result<(), Error> {
-    check_tenant(put.tenant)?;
     check_key(put.key)?;
     let key = || shown(put.key);
-    if put.length == 0 || put.length > OBJECT_BYTES_MAX {
-        return Err(invalid(format!(
-            "key '{}' has {} bytes; an object has 1 to {OBJECT_BYTES_MAX}",
-            key(),
-            put.length
-        )));
-    }
-    if put.replica_num == 0 || usize::from(put.replica_num) > REPLICAS_PER_OBJECT_MAX {
-        return Err(invalid(format!(
-            "key '{}': {} copies asked for; 1 to {REPLICAS_PER_OBJECT_MAX} can be made",
-            key(),
-            put.replica_num
-        )));
-    }
-    if put.excluded.len() > EXCLUDED_NODES_MAX {
-        return Err(invalid(format!(
-            "key '{}' excludes {} nodes; the limit is {EXCLUDED_NODES_MAX}",
-            key(),
-            put.excluded.len()
-        )));
-    }
-    if put.victims.len() > VICTIMS_PER_OP_MAX {
-        return Err(invalid(format!(
-            "key '{}' names {} victims; the limit is {VICTIMS_PER_OP_MAX}",
-            key(),
-            put.victims.len()
-        )));
-    }
-    Ok(())
-}
-
-/// Only the default tenant exists so far.
-pub(super) fn check_tenant(tenant: TenantId) -> Result<(), Error> {
-    if tenant == TenantId::DEFAULT {
-        return Ok(());
-    }
-    Err(Error::new(ErrorCode::TenantNotRegistered, format!("tenant {} is not registered", tenant.0)))
-}
-
-fn check_session(record: &Record, end: &PutEnd) -> Result<(), Error> {
-    if record.session == end.session {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorCode::IllegalClient,
-        format!("object {} was started by session {}, not {}", end.object, record.session, end.session),
-    ))
-}
-
-fn check_statuses(object: ObjectId, granted: u8, statuses: &Statuses) -> Result<Ends, Error> {
-    let (mut ends, mut seen) = (Ends { stored: 0, aborted: 0 }, 0u16);
-    for status in statuses {
-        let id = status.replica.op();
-        let slot = id.slot();
-        if id.with_slot(0) != object.op() || slot == 0 || slot > usize::from(granted) {
-            return Err(invalid(format!("object {object} was not granted replica {}", status.replica)));
+    let within = |what: &str, value: u64, min: u64, max: u64| {
+        if (min..=max).contains(&value) {
+            return Ok(());
         }
-        if seen >> slot & 1 == 1 {
-            return Err(invalid(format!("object {object}: replica {} is named twice", status.replica)));
-        }
-        seen |= 1 << slot;
-        match status.end {
-            ReplicaEnd::Stored => ends.stored |= 1 << slot,
-            ReplicaEnd::Aborted => ends.aborted |= 1 << slot,
-            ReplicaEnd::Unknown => {}
-        }
-    }
-    Ok(ends)
+        Err(invalid(format!("key '{}': {what} is {value}; it must be {min} to {max}", key())))
+    };
+    within("its length", put.length, 1, OBJECT_BYTES_MAX)?;
+    within("the number of copies", put.replica_num.into(), 1, REPLICAS_PER_OBJECT_MAX as u64)?;
+    within("the number of excluded nodes", put.excluded.len() as u64, 0, EXCLUDED_NODES_MAX as u64)?;
+    within("the number of preferred segments", put.preferred.len() as u64, 0, PREFERRED_SEGMENTS_MAX as u64)?;
+    within("the number of victims", put.victims.len() as u64, 0, VICTIMS_PER_OP_MAX as u64)?;
+    within("the data type", put.data_type.0.into(), 0, DATA_TYPE_MAX.into())?;
+    within("the length of its group's name", put.group.len() as u64, 0, GROUP_NAME_BYTES_MAX as u64)?;
+    check_soft_pin(put.key, put.soft_pin)
 }
 
-fn grant_lost(object: ObjectId) -> Error {
-    Error::new(
-        ErrorCode::GrantLost,
-        format!("object {object} is not being put: its grant was revoked, preempted or discarded, or never was"),
-    )
+/// A soft pin's time must be one that ends.
+pub(super) fn check_soft_pin(key: &[u8], action: SoftPinAction) -> Result<(), Error> {
+    match action {
+        SoftPinAction::Enable { ttl_ms } if !(1..=SOFT_PIN_TTL_MAX_MS).contains(&ttl_ms) => Err(invalid(format!(
+            "key '{}': a soft pin of {ttl_ms} ms; it must be 1 to {SOFT_PIN_TTL_MAX_MS}",
+            shown(key)
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A key for a message: its first 64 bytes.

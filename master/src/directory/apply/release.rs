@@ -1,35 +1,83 @@
 //! Space coming back: retire, reclaim, fences, corrupt replicas.
 
-use super::{Applied, Apply, Sign, check_count};
+use super::{Applied, Apply, Charge, Sign, check_count};
+use crate::directory::groups::GroupName;
 use crate::directory::objects::{Record, Replica};
 use crate::directory::op::RetireMode;
 use crate::directory::outcome::Outcome;
 use crate::directory::space::{Retired, Use};
+use std::collections::BTreeSet;
 use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId};
+
+/// Objects named for eviction, and the groups that were looked at or are to stay: each object is answered once.
+pub(super) struct Named {
+    objects: BTreeSet<ObjectId>,
+    groups: BTreeSet<GroupName>,
+}
+
+impl Named {
+    pub(super) fn of(objects: &[ObjectId], stays: Option<&GroupName>) -> Named {
+        Named { objects: objects.iter().copied().collect(), groups: stays.cloned().into_iter().collect() }
+    }
+}
 
 impl Apply<'_> {
     pub(super) fn retire(&mut self, objects: &[ObjectId], mode: RetireMode) -> Applied {
         check_count("objects", objects.len())?;
+        let mut named = Named::of(objects, None);
         let mut retired = Vec::new();
         for &object in objects {
-            let Some(&at) = self.core.index.get(&object) else { continue };
-            if self.with_record(at, Record::is_complete) {
-                self.retire_object(object, mode);
-                retired.push(object);
+            for member in self.evictable_together(object, &mut named) {
+                self.retire_object(member, mode);
+                retired.push(member);
             }
         }
         Ok(Outcome::Retired { objects: retired })
     }
 
+    /// What goes with an object that is evicted: its group. Nothing if some of it must stay, or is not named, or if it
+    /// was answered before.
+    pub(super) fn evictable_together(&self, object: ObjectId, named: &mut Named) -> Vec<ObjectId> {
+        let evictable = |id: &ObjectId| {
+            let at = self.core.index.get(id)?;
+            self.with_record(*at, |r| (r.is_complete() && !r.hard_pinned).then(|| r.group_name()))
+        };
+        let name = match evictable(&object) {
+            Some(None) if named.objects.remove(&object) => return vec![object],
+            Some(Some(name)) => name,
+            Some(None) | None => return Vec::new(),
+        };
+        let group = self.core.groups.get(&name).expect("the group of an object is there");
+        let is_new = named.groups.insert(name);
+        let goes = |id: &ObjectId| named.objects.contains(id) && evictable(id).is_some();
+        if is_new && group.upserts.is_empty() && group.members.iter().all(goes) {
+            return group.members.iter().copied().collect();
+        }
+        Vec::new()
+    }
+
+    /// The other members of a group that lost one for good: what is left of it is of no use. Leases may live on them.
+    pub(super) fn bury_group(&mut self, name: &GroupName) {
+        let members = self.core.groups.get(name).map(|group| group.members.clone()).unwrap_or_default();
+        for member in members {
+            let stays = self.with_record(self.core.index[&member], |r| !r.is_complete() || r.hard_pinned);
+            if !stays {
+                let record = self.retire_object(member, RetireMode::RetireOnly);
+                self.note_lost(&record);
+            }
+        }
+    }
+
     /// Takes a COMPLETE object out of the directory.
-    pub(super) fn retire_object(&mut self, object: ObjectId, mode: RetireMode) {
+    pub(super) fn retire_object(&mut self, object: ObjectId, mode: RetireMode) -> Record {
         let record = self.take_object(object).expect("the caller found it");
         for &replica in &record.replicas {
             self.retire_readable(object, replica, record.extent_bytes(), mode);
         }
+        record
     }
 
-    fn retire_readable(&mut self, object: ObjectId, replica: Replica, bytes: u64, mode: RetireMode) {
+    pub(super) fn retire_readable(&mut self, object: ObjectId, replica: Replica, bytes: u64, mode: RetireMode) {
         let Replica { id, offset, segment } = replica;
         match mode {
             RetireMode::RetireAndReclaim => self.core.space.give(segment, offset, bytes, Use::Complete),
@@ -88,7 +136,9 @@ impl Apply<'_> {
         }
         // Readers may hold leases on it, so its space goes the way of any retired replica.
         if all == 1 {
-            self.retire_object(object, RetireMode::RetireOnly);
+            let record = self.retire_object(object, RetireMode::RetireOnly);
+            self.note_lost(&record);
+            record.group_name().iter().for_each(|name| self.bury_group(name));
             return Ok(Outcome::ReplicaDropped { object_gone: true });
         }
         let mut shard = self.shards.write(at.shard());
@@ -96,8 +146,10 @@ impl Apply<'_> {
         self.digest_record(record, Sign::Sub);
         record.replicas.retain(|r| r.id != replica);
         self.digest_record(record, Sign::Add);
-        let bytes = record.extent_bytes();
+        let (bytes, tenant) = (record.extent_bytes(), record.tenant);
+        self.core.note_copies(record);
         drop(shard);
+        self.charge(tenant, Charge::Return { bytes, objects: 0 });
         self.retire_readable(object, found, bytes, RetireMode::RetireOnly);
         Ok(Outcome::ReplicaDropped { object_gone: false })
     }

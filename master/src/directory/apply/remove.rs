@@ -1,44 +1,24 @@
-//! Key-named removal, executed at most once per (session, sequence) (W8).
+//! Removal by key and by match, executed at most once per (session, sequence) (W8).
 
-use super::put::{check_tenant, shown};
-use super::{Applied, Apply};
-use crate::directory::limits::OUTCOMES_PER_SESSION_MAX;
-use crate::directory::op::{Remove, RetireMode};
-use crate::directory::outcome::{Outcome, Removal};
+use super::put::shown;
+use super::{Applied, Apply, check_count, invalid};
+use crate::directory::objects::Record;
+use crate::directory::op::{Remove, RetireMode, SessionId, Turn};
+use crate::directory::outcome::{Answered, Outcome, Removal};
+use tidepool_proto::ObjectId;
 use tidepool_proto::keys::check_key;
-use tidepool_proto::{Error, ErrorCode};
 
 impl Apply<'_> {
     pub(super) fn remove(&mut self, remove: &Remove<'_>) -> Applied {
-        check_tenant(remove.tenant)?;
+        self.check_tenant(remove.tenant)?;
         check_key(remove.key)?;
         let session = self.core.sessions.get_mut(remove.session)?;
-        let floor = session.floor.max(remove.floor);
-        if remove.sequence < floor {
-            return Err(Error::new(
-                ErrorCode::StaleRequest,
-                format!(
-                    "remove of key '{}': sequence {} of session {} is below the floor {floor}; a late duplicate, not executed",
-                    shown(remove.key),
-                    remove.sequence,
-                    remove.session
-                ),
-            ));
-        }
-        if let Some(&recorded) = session.outcomes.get(&remove.sequence) {
-            return Ok(Outcome::Removal(recorded));
-        }
-        // Counted only when the window may be full.
-        if session.outcomes.len() >= OUTCOMES_PER_SESSION_MAX
-            && session.outcomes.range(floor..).count() >= OUTCOMES_PER_SESSION_MAX
-        {
-            return Err(Error::new(
-                ErrorCode::ResourceExhausted,
-                format!(
-                    "session {} has {OUTCOMES_PER_SESSION_MAX} outcomes above its floor {floor}, the limit; send a higher floor",
-                    remove.session
-                ),
-            ));
+        match session.check_turn(remove.session, remove.turn)? {
+            None => {}
+            Some(Answered::Removal(recorded)) => return Ok(Outcome::Removal(recorded)),
+            Some(_) => {
+                return Err(invalid(format!("key '{}': the sequence was used by another request", shown(remove.key))));
+            }
         }
         let hash = self.shards.hash(remove.tenant, remove.key);
         let present = self
@@ -60,25 +40,50 @@ impl Apply<'_> {
                 Removal::Removed(object)
             }
         };
-        self.record_removal(remove, floor, removal);
+        self.record_answer(remove.session, remove.turn, Answered::Removal(removal));
         Ok(Outcome::Removal(removal))
     }
 
-    fn record_removal(&mut self, remove: &Remove<'_>, floor: u64, removal: Removal) {
+    pub(super) fn remove_objects(
+        &mut self,
+        id: SessionId,
+        turn: Turn,
+        objects: &[ObjectId],
+        mode: RetireMode,
+    ) -> Applied {
+        check_count("objects", objects.len())?;
+        match self.core.sessions.get_mut(id)?.check_turn(id, turn)? {
+            None => {}
+            Some(Answered::Removed { objects }) => return Ok(Outcome::RemovedObjects { objects }),
+            Some(_) => return Err(invalid(format!("sequence {} was used by another request", turn.sequence))),
+        }
+        let mut removed = 0;
+        for &object in objects {
+            let Some(&at) = self.core.index.get(&object) else { continue };
+            if self.with_record(at, Record::is_complete) {
+                self.retire_object(object, mode);
+                removed += 1;
+            }
+        }
+        self.record_answer(id, turn, Answered::Removed { objects: removed });
+        Ok(Outcome::RemovedObjects { objects: removed })
+    }
+
+    /// Records what a key-named op answered, and forgets what lies below the floor.
+    pub(super) fn record_answer(&mut self, id: SessionId, turn: Turn, answered: Answered) {
         let core = &mut *self.core;
-        let id = remove.session;
         let session = core.sessions.by_id.get_mut(&id).expect("checked before");
-        if floor > session.floor {
+        if turn.floor > session.floor {
             core.digest.sub(|c| c.session(id, session));
-            session.floor = floor;
+            session.floor = turn.floor;
             core.digest.add(|c| c.session(id, session));
-            let kept = session.outcomes.split_off(&floor);
-            for (&sequence, &answered) in &session.outcomes {
-                core.digest.sub(|c| c.removal(id, sequence, answered));
+            let kept = session.outcomes.split_off(&turn.floor);
+            for (&sequence, &old) in &session.outcomes {
+                core.digest.sub(|c| c.answered(id, sequence, old));
             }
             session.outcomes = kept;
         }
-        session.outcomes.insert(remove.sequence, removal);
-        core.digest.add(|c| c.removal(id, remove.sequence, removal));
+        session.outcomes.insert(turn.sequence, answered);
+        core.digest.add(|c| c.answered(id, turn.sequence, answered));
     }
 }

@@ -1,13 +1,14 @@
 //! Space for a put, with victims if need be (W9): they are given up one by one, on trial, until the put fits.
-//! Those that did not help stay as they were.
+//! Those that did not help stay as they were. A group is given up as a whole or not at all; the put's own group stays.
 
+use super::Apply;
 use super::put::shown;
-use super::{Apply, Sign};
-use crate::directory::objects::{Location, Record, Replica};
-use crate::directory::op::{PutStart, ReplicaMode};
-use crate::directory::placement::{Plan, place};
+use super::release::Named;
+use crate::directory::groups::GroupName;
+use crate::directory::objects::{Record, Replica};
+use crate::directory::op::{PutStart, ReplicaMode, TenantId};
+use crate::directory::placement::{Plan, Request, place};
 use smallvec::SmallVec;
-use std::collections::BTreeSet;
 use tidepool_proto::{Error, ErrorCode, ObjectId};
 
 /// What a put needs.
@@ -15,8 +16,10 @@ pub(super) struct Wanted<'p, 'k> {
     pub(super) put: &'p PutStart<'k>,
     /// Bytes of each extent.
     pub(super) bytes: u64,
-    /// Objects present, the preempted one not counted.
-    pub(super) objects: usize,
+    /// The open put that gives way, and the bytes of all its extents.
+    pub(super) preempted: Option<(ObjectId, u64)>,
+    /// The group that it joins.
+    pub(super) group: Option<GroupName>,
 }
 
 /// Where it goes, and what was evicted for it.
@@ -28,48 +31,36 @@ pub(super) struct Choice {
 /// A victim whose extents are free on trial.
 struct Trial {
     object: ObjectId,
-    at: Location,
+    tenant: TenantId,
     bytes: u64,
     replicas: SmallVec<[Replica; 2]>,
+    /// Bytes that leave its tenant's account: what is being copied is given up with it.
+    charged: u64,
 }
 
-/// How well a put fits: first of all there must be room for one more object.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// How well a put fits: first of all there must be room for one more object, here and in the tenant's quota.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Fit {
     has_room: bool,
+    in_quota: bool,
     copies: usize,
+}
+
+/// The best that was found so far.
+struct Best {
+    plan: Plan,
+    fit: Fit,
+    /// Victims that it takes, of those given up.
+    needed: usize,
 }
 
 impl Apply<'_> {
     /// Chooses segments and evicts the victims that were needed for it. An error: nothing changed.
     pub(super) fn choose(&mut self, wanted: &Wanted<'_, '_>) -> Result<Choice, Error> {
-        let copies = usize::from(wanted.put.replica_num);
-        let target = Fit { has_room: true, copies };
-        let mut plan = self.place(wanted);
-        let mut fit = self.fit(wanted, &plan, 0);
-        let mut trials: Vec<Trial> = Vec::new();
-        let mut needed = 0;
-        let mut seen = BTreeSet::new();
-        for &victim in &wanted.put.victims {
-            if fit == target {
-                break;
-            }
-            if !seen.insert(victim) {
-                continue;
-            }
-            let Some(trial) = self.give_up(victim) else { continue };
-            let helps = !fit.has_room
-                || trial.replicas.iter().any(|r| self.core.space.segment(r.segment).free.largest() >= wanted.bytes);
-            trials.push(trial);
-            if !helps {
-                continue;
-            }
-            let next = self.place(wanted);
-            let next_fit = self.fit(wanted, &next, trials.len());
-            if next_fit > fit {
-                (plan, fit, needed) = (next, next_fit, trials.len());
-            }
-        }
+        let mut best = Best { plan: self.place(wanted), fit: Fit::default(), needed: 0 };
+        best.fit = self.fit(wanted, &best.plan, &[]);
+        let mut trials = self.give_up_victims(wanted, &mut best);
+        let Best { plan, fit, needed } = best;
         let refused = self.refusal(wanted, &fit);
         let keep = if refused.is_none() { needed } else { 0 };
         for trial in trials.drain(keep..) {
@@ -84,14 +75,84 @@ impl Apply<'_> {
         Ok(Choice { plan, evicted })
     }
 
-    fn place(&self, wanted: &Wanted<'_, '_>) -> Plan {
+    /// Gives victims up, on trial, until the put fits; says what fits best and how many are needed for it.
+    fn give_up_victims(&mut self, wanted: &Wanted<'_, '_>, best: &mut Best) -> Vec<Trial> {
         let put = wanted.put;
-        place(&self.core.space, self.at, wanted.bytes, usize::from(put.replica_num), &put.excluded)
+        let target = Fit { has_room: true, in_quota: true, copies: usize::from(put.replica_num) };
+        let mut trials: Vec<Trial> = Vec::new();
+        if best.fit == target {
+            return trials;
+        }
+        let has_quota = self.core.tenants.get(put.tenant).is_some_and(|tenant| tenant.has_quota());
+        let mut named = Named::of(&put.victims, wanted.group.as_ref());
+        for victim in self.in_turn(wanted, &best.fit) {
+            if best.fit == target {
+                break;
+            }
+            let first = trials.len();
+            for member in self.evictable_together(victim, &mut named) {
+                trials.push(self.give_up(member));
+            }
+            let helps = |trial: &Trial| {
+                let fits = |r: &Replica| self.core.space.segment(r.segment).free.largest() >= wanted.bytes;
+                trial.replicas.iter().any(fits) || has_quota && trial.tenant == put.tenant
+            };
+            if best.fit.has_room && !trials[first..].iter().any(helps) {
+                continue;
+            }
+            let plan = self.place(wanted);
+            let fit = self.fit(wanted, &plan, &trials);
+            if fit > best.fit {
+                *best = Best { plan, fit, needed: trials.len() };
+            }
+        }
+        trials
     }
 
-    fn fit(&self, wanted: &Wanted<'_, '_>, plan: &Plan, evicted: usize) -> Fit {
-        let has_room = ((wanted.objects - evicted) as u64) < self.core.config.config.objects_max;
-        Fit { has_room, copies: plan.len() }
+    /// The victims in the order in which they are tried. Over quota the tenant's own come first: another's is evicted
+    /// for want of space only.
+    fn in_turn(&self, wanted: &Wanted<'_, '_>, fit: &Fit) -> Vec<ObjectId> {
+        let put = wanted.put;
+        if fit.in_quota {
+            return put.victims.clone();
+        }
+        let is_own = |object: &ObjectId| {
+            let at = self.core.index.get(object);
+            at.is_some_and(|&at| self.with_record(at, |r| r.tenant == put.tenant))
+        };
+        let (own, others): (Vec<_>, Vec<_>) = put.victims.iter().copied().partition(is_own);
+        own.into_iter().chain(others).collect()
+    }
+
+    fn place(&self, wanted: &Wanted<'_, '_>) -> Plan {
+        let put = wanted.put;
+        let request = Request {
+            bytes: wanted.bytes,
+            copies: usize::from(put.replica_num),
+            excluded: &put.excluded,
+            preferred: &put.preferred,
+            leaving: &[],
+            strategy: self.core.config.config.strategy,
+        };
+        place(&self.core.space, self.at, &request)
+    }
+
+    fn fit(&self, wanted: &Wanted<'_, '_>, plan: &Plan, evicted: &[Trial]) -> Fit {
+        let put = wanted.put;
+        let (gone_objects, gone_bytes) = wanted.preempted.map_or((0, 0), |(_, bytes)| (1, bytes));
+        let objects = self.core.index.len() - gone_objects - evicted.len();
+        let tenant = self.core.tenants.get(put.tenant).expect("checked before");
+        let own = evicted.iter().filter(|trial| trial.tenant == put.tenant);
+        let (own_objects, own_bytes) = own.fold((0, 0), |(n, bytes), trial| (n + 1, bytes + trial.charged));
+        let added = wanted.bytes.saturating_mul(plan.len().max(1) as u64);
+        Fit {
+            has_room: (objects as u64) < self.core.config.config.objects_max,
+            in_quota: tenant.allows(
+                (tenant.bytes - gone_bytes - own_bytes).saturating_add(added),
+                tenant.objects - gone_objects as u64 - own_objects + 1,
+            ),
+            copies: plan.len(),
+        }
     }
 
     /// Why the best fit will not do, if so.
@@ -102,6 +163,20 @@ impl Apply<'_> {
             let key = shown(put.key);
             let message = format!("key '{key}': the directory holds {limit} objects, its limit (objects_max)");
             return Some(Error::new(ErrorCode::ResourceExhausted, message));
+        }
+        if !fit.in_quota {
+            let tenant = self.core.tenants.get(put.tenant).expect("checked before");
+            let message = format!(
+                "key '{}' with {} bytes: tenant '{}' holds {} bytes of {} and {} objects of {} (0: no limit); remove some, or raise its quota",
+                shown(put.key),
+                wanted.bytes,
+                tenant.name,
+                tenant.bytes,
+                tenant.quota.bytes,
+                tenant.objects,
+                tenant.quota.objects,
+            );
+            return Some(Error::new(ErrorCode::TenantQuotaExceeded, message));
         }
         let need = match put.mode {
             ReplicaMode::BestEffort => 1,
@@ -125,15 +200,16 @@ impl Apply<'_> {
         Some(Error::new(code, facts))
     }
 
-    /// Frees a victim's extents on trial, if it is still COMPLETE under that id.
-    fn give_up(&mut self, object: ObjectId) -> Option<Trial> {
-        let at = *self.core.index.get(&object)?;
-        let copy = |r: &Record| r.is_complete().then(|| (r.extent_bytes(), r.replicas.iter().copied().collect()));
-        let (bytes, replicas): (u64, SmallVec<[Replica; 2]>) = self.with_record(at, copy)?;
+    /// Frees a victim's extents on trial. It is COMPLETE.
+    fn give_up(&mut self, object: ObjectId) -> Trial {
+        let at = self.core.index[&object];
+        let copy = |r: &Record| (r.tenant, r.extent_bytes(), r.replicas.iter().copied().collect());
+        let (tenant, bytes, replicas): (_, _, SmallVec<[Replica; 2]>) = self.with_record(at, copy);
         for replica in &replicas {
             self.core.space.give_on_trial(replica.segment, replica.offset, bytes);
         }
-        Some(Trial { object, at, bytes, replicas })
+        let copied: u64 = self.core.copies.of(object).map(|(_, copy)| copy.bytes).sum();
+        Trial { object, tenant, bytes, charged: bytes * replicas.len() as u64 + copied, replicas }
     }
 
     /// Makes a trial final.
@@ -141,9 +217,7 @@ impl Apply<'_> {
         for replica in &trial.replicas {
             self.core.space.settle(replica.segment, replica.offset, trial.bytes);
         }
-        self.core.index.remove(&trial.object);
-        let record = self.shards.remove(trial.at).expect("the index names a record");
-        self.digest_record(&record, Sign::Sub);
+        self.take_object(trial.object).expect("it was given up");
         trial.object
     }
 }

@@ -2,8 +2,9 @@
 
 use super::world::World;
 use crate::directory::{
-    Config, Contact, DecodeError, Entry, EntryBuilder, FEATURE_LEVEL, Op, PutEnd, PutStart, Remove, ReplicaEnd,
-    ReplicaMode, ReplicaStatus, RetireMode, SessionId, TenantId,
+    Config, Contact, CopyStart, CreateTask, DataType, DecodeError, Entry, EntryBuilder, FEATURE_LEVEL, Op, PutEnd,
+    PutStart, Quota, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy,
+    TaskId, TaskKind, TaskState, TenantId, Turn,
 };
 use proptest::prelude::*;
 use tidepool_proto::capability::Secret;
@@ -28,7 +29,7 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
         Op::OpenSession { client_uuid: [3; 16], host_id: "" },
         Op::ExpireSessions { sessions: vec![SessionId(0), SessionId(u64::MAX)] },
         Op::PutStart(PutStart {
-            tenant: TenantId(u32::MAX),
+            tenant: TenantId(u16::MAX),
             session: SessionId(9),
             key: &[0, 255, 128],
             length: u64::MAX,
@@ -37,14 +38,19 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
             mode: ReplicaMode::Strict,
             excluded: [NodeId(1), NodeId(2), NodeId(3)].into_iter().collect(),
             victims: vec![ObjectId(1), ObjectId(1 << 60)],
+            data_type: DataType(255),
+            hard_pin: true,
+            soft_pin: SoftPinAction::Enable { ttl_ms: u64::MAX },
+            group: b"\0group",
+            preferred: [SegmentId(1), SegmentId(2), SegmentId(3)].into_iter().collect(),
+            upsert: Some(Turn { sequence: u64::MAX, floor: 1 }),
         }),
         Op::PutEnd(end.clone()),
         Op::PutRevoke(end),
         Op::Remove(Remove {
             tenant: TenantId(0),
             session: SessionId(1),
-            sequence: 2,
-            floor: 3,
+            turn: Turn { sequence: 2, floor: 3 },
             key: b"",
             expected: Some(ObjectId(4)),
             mode: RetireMode::RetireAndReclaim,
@@ -54,8 +60,34 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
         Op::Discard { objects: Vec::new() },
         Op::FenceAcknowledged { node, incarnation, replicas: vec![ReplicaId(9)] },
         Op::DropReplica { object: ObjectId(1), replica: ReplicaId(2) },
-        Op::SetConfig(Config { secret: Secret([5; 32]), ..Config::default() }),
+        Op::SetConfig(Config { secret: Secret([5; 32]), strategy: Strategy::FreeRatioFirst, ..Config::default() }),
         Op::Checkpoint { index: 1 << 49, digest: u128::MAX - 1 },
+        Op::RemoveObjects {
+            session: SessionId(7),
+            turn: Turn { sequence: 1, floor: u64::MAX },
+            objects: vec![ObjectId(0), ObjectId(1 << 50)],
+            mode: RetireMode::RetireAndReclaim,
+        },
+        Op::SetPin { object: ObjectId(8), action: SoftPinAction::Disable },
+        Op::SetTenant { name: "t\u{e9}nant", quota: Quota { bytes: u64::MAX, objects: 1, refuse: true } },
+        Op::DropTenant { name: "gone" },
+        Op::CopyStart(CopyStart {
+            object: ObjectId(1 << 50),
+            instead_of: Some(ReplicaId(u64::MAX)),
+            targets: [SegmentId(1), SegmentId(0), SegmentId(1 << 63)].into_iter().collect(),
+            task: TaskId(3),
+        }),
+        Op::CopyEnd { replica: ReplicaId(1 << 60), end: ReplicaEnd::Aborted },
+        Op::CreateTask(CreateTask {
+            kind: TaskKind::Move,
+            object: ObjectId(9),
+            sources: vec![SegmentId(5)],
+            targets: vec![SegmentId(6), SegmentId(u64::MAX)],
+            concurrency: u32::MAX,
+            unmount: true,
+            token: [8; 16],
+        }),
+        Op::EndTask { task: TaskId(u64::MAX), state: TaskState::Failed, left: 1 << 40, message: "\u{e9}nough" },
     ]
 }
 
@@ -68,11 +100,43 @@ fn every_op_round_trips() {
     assert_eq!(Entry::decode(&bytes).unwrap(), entry);
 }
 
+/// The choices that `one_of_each` leaves out.
+#[test]
+fn every_choice_round_trips() {
+    let plain = super::world::plain_put(SessionId(1), "k", 1, [0; 16]);
+    let mut ops = vec![Op::PutStart(plain.clone())];
+    for soft_pin in [SoftPinAction::Preserve, SoftPinAction::Enable { ttl_ms: 1 }, SoftPinAction::Disable] {
+        ops.push(Op::PutStart(PutStart { soft_pin, ..plain.clone() }));
+        ops.push(Op::SetPin { object: ObjectId(1), action: soft_pin });
+    }
+    for kind in [TaskKind::Copy, TaskKind::Move, TaskKind::Drain] {
+        let (object, sources, targets) = (ObjectId(0), Vec::new(), Vec::new());
+        let (concurrency, unmount, token) = (0, false, [0; 16]);
+        ops.push(Op::CreateTask(CreateTask { kind, object, sources, targets, concurrency, unmount, token }));
+    }
+    ops.extend(TaskState::ALL.map(|state| Op::EndTask { task: TaskId(0), state, left: 0, message: "" }));
+    for end in [ReplicaEnd::Stored, ReplicaEnd::Aborted, ReplicaEnd::Unknown] {
+        ops.push(Op::CopyEnd { replica: ReplicaId(0), end });
+    }
+    let object = ObjectId(0);
+    ops.push(Op::CopyStart(CopyStart { object, instead_of: None, targets: Default::default(), task: TaskId(0) }));
+    ops.extend(Strategy::ALL.map(|strategy| Op::SetConfig(Config { strategy, ..Config::default() })));
+    let entry = Entry { feature_level: FEATURE_LEVEL, log_time: LogTime(1), ops };
+    assert_eq!(Entry::decode(&entry.encode().unwrap()).unwrap(), entry);
+}
+
 #[test]
 fn every_cut_is_an_error() {
     let bytes = Entry { feature_level: 1, log_time: LogTime(1), ops: one_of_each() }.encode().unwrap();
     for at in 0..bytes.len() {
         assert!(Entry::decode(&bytes[..at]).is_err(), "cut at {at} decodes");
+    }
+    for op in one_of_each() {
+        let ops = vec![op];
+        let bytes = Entry { feature_level: 1, log_time: LogTime(1), ops: ops.clone() }.encode().unwrap();
+        for at in 13..bytes.len() {
+            assert!(Entry::decode(&bytes[..at]).is_err(), "{ops:?} cut at {at} decodes");
+        }
     }
     let longer = [&bytes[..], &[0]].concat();
     assert_eq!(Entry::decode(&longer), Err(DecodeError::Trailing(1)));

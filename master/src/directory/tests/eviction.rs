@@ -1,6 +1,6 @@
 //! Victims: inline in a put (W9), and as the leader finds them.
 
-use super::world::World;
+use super::world::{World, victims};
 use crate::directory::{Config, Grant, Op, PutStart, SessionId};
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{ErrorCode, ObjectId};
@@ -81,22 +81,6 @@ fn at_the_object_limit_a_put_needs_a_victim() {
     assert_eq!(world.granted(put).evicted, [first.object]);
 }
 
-#[test]
-fn the_oldest_come_first_from_a_cursor_and_the_filter_passes_over() {
-    let (mut world, session, grants) = full(8);
-    world.add_node(9, "h9", 4096);
-    let open = world.start(session, "open", 1).object;
-    let bytes = extent_bytes(LENGTH);
-    let page = world.directory.oldest_victims(None, 2 * bytes, 100, |_| true);
-    assert_eq!(page.victims.iter().map(|v| v.object).collect::<Vec<_>>(), [grants[0].object, grants[1].object]);
-    assert_eq!((page.bytes, page.next), (2 * bytes, Some(grants[1].object)));
-    let page = world.directory.oldest_victims(page.next, u64::MAX, 2, |v| v.object != grants[2].object);
-    assert_eq!(page.victims.iter().map(|v| v.object).collect::<Vec<_>>(), [grants[3].object, grants[4].object]);
-    let page = world.directory.oldest_victims(page.next, u64::MAX, 100, |_| true);
-    assert_eq!((page.victims.len(), page.next), (3, None));
-    assert!(page.victims.iter().all(|v| v.object != open));
-}
-
 /// W9: mixed sizes. The oldest objects are scattered, so evicting them frees no extent that is large enough; a
 /// neighbourhood does. Fails when the oldest are named instead (shown here).
 #[test]
@@ -109,11 +93,11 @@ fn a_neighbourhood_frees_one_large_extent() {
         assert_eq!(world.put(session, &format!("y{i}"), LENGTH).replicas[0].offset, grant.replicas[0].offset);
     }
     let need = extent_bytes(4 * LENGTH);
-    let oldest = world.directory.oldest_victims(None, 2 * need, 100, |_| true);
-    let victims: Vec<ObjectId> = oldest.victims.iter().map(|v| v.object).collect();
-    let put = with_victims(&mut world, session, 4 * LENGTH, victims);
+    let oldest: Vec<ObjectId> = victims(&world.directory).iter().map(|v| v.object).collect();
+    let named = oldest[..8].to_vec();
+    let put = with_victims(&mut world, session, 4 * LENGTH, named);
     world.refused(Op::PutStart(put.clone()), ErrorCode::NoSpace);
-    let near = world.directory.neighbour_victims(need, |_| true).unwrap();
+    let near = world.directory.neighbour_victims(&oldest, need, 1024, |_| true).unwrap();
     let bytes: u64 = near.iter().map(|v| v.bytes()).sum();
     assert!(bytes < need + extent_bytes(LENGTH), "{bytes} bytes evicted for {need}");
     let put = PutStart { victims: near.iter().map(|v| v.object).collect(), ..put };
@@ -128,10 +112,12 @@ fn a_neighbourhood_avoids_what_is_open_or_refused() {
     world.one(Op::Reclaim { replicas: vec![grants[6].replicas[0].replica] });
     world.start(session, "open", LENGTH);
     let leased = grants[3].object;
-    let near = world.directory.neighbour_victims(3 * extent_bytes(LENGTH), |v| v.object != leased).unwrap();
+    let seeds: Vec<ObjectId> = victims(&world.directory).iter().map(|v| v.object).collect();
+    let near =
+        world.directory.neighbour_victims(&seeds, 3 * extent_bytes(LENGTH), 1024, |v| v.object != leased).unwrap();
     let expected: Vec<ObjectId> = grants[..3].iter().map(|g| g.object).collect();
     assert_eq!(near.iter().map(|v| v.object).collect::<Vec<_>>(), expected);
-    assert_eq!(world.directory.neighbour_victims(4 * extent_bytes(LENGTH), |v| v.object != leased), None);
+    assert_eq!(world.directory.neighbour_victims(&seeds, 4 * extent_bytes(LENGTH), 1024, |v| v.object != leased), None);
 }
 
 /// Free space beside victims counts.
@@ -140,7 +126,8 @@ fn a_neighbourhood_uses_the_free_space_beside_it() {
     let (mut world, session, grants) = full(8);
     world.remove(session, 0, 0, "k1");
     world.one(Op::Reclaim { replicas: vec![grants[1].replicas[0].replica] });
-    let near = world.directory.neighbour_victims(2 * extent_bytes(LENGTH), |_| true).unwrap();
+    let near =
+        world.directory.neighbour_victims(&[grants[0].object], 2 * extent_bytes(LENGTH), 1024, |_| true).unwrap();
     assert_eq!(near.len(), 1);
     let put = with_victims(&mut world, session, 2 * LENGTH, near.iter().map(|v| v.object).collect());
     world.granted(put);

@@ -2,14 +2,18 @@
 
 use super::world::World;
 use crate::directory::limits::LIST_SCAN_MAX;
-use crate::directory::{Contact, Op, Outcome, PutStart, TenantId};
+use crate::directory::{Contact, ListFilter, Op, Outcome, PutStart, TenantId};
 use std::collections::BTreeSet;
 use tidepool_proto::ObjectId;
+
+fn under(prefix: &str) -> ListFilter<'_> {
+    ListFilter { prefix: prefix.as_bytes(), ..ListFilter::default() }
+}
 
 fn list_all(world: &World, prefix: &str, limit: usize) -> Vec<String> {
     let (mut keys, mut after) = (Vec::new(), None::<Box<[u8]>>);
     loop {
-        let page = world.directory.list(TenantId::DEFAULT, prefix.as_bytes(), after.as_deref(), limit);
+        let page = world.directory.list(TenantId::DEFAULT, &under(prefix), after.as_deref(), limit);
         assert!(page.objects.len() <= limit);
         keys.extend(page.objects.iter().map(|o| String::from_utf8(o.key.to_vec()).unwrap()));
         match page.next {
@@ -58,7 +62,7 @@ fn a_listing_goes_on_after_its_cursor_was_removed() {
     let (mut world, session) = filled(300);
     let (mut seen, mut after, mut sequence) = (BTreeSet::new(), None::<Box<[u8]>>, 0);
     loop {
-        let page = world.directory.list(TenantId::DEFAULT, b"", after.as_deref(), 10);
+        let page = world.directory.list(TenantId::DEFAULT, &under(""), after.as_deref(), 10);
         for object in &page.objects {
             assert!(seen.insert(object.object), "listed twice");
             world.remove(session, sequence, sequence, std::str::from_utf8(&object.key).unwrap());
@@ -76,7 +80,7 @@ fn a_listing_goes_on_after_its_cursor_was_removed() {
 #[test]
 fn a_page_that_matches_nothing_ends_at_the_scan_limit() {
     let (world, _) = filled(2 * LIST_SCAN_MAX + 1000);
-    let page = world.directory.list(TenantId::DEFAULT, b"nothing", None, 10);
+    let page = world.directory.list(TenantId::DEFAULT, &under("nothing"), None, 10);
     assert!(page.objects.is_empty() && page.next.is_some());
     assert_eq!(list_all(&world, "nothing", 10), Vec::<String>::new());
 }

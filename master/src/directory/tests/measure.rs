@@ -1,11 +1,9 @@
 //! Measurements: memory an object, time an op, pause of a freeze. Ignored by default; run one alone with
 //! `cargo nextest run --release -p tidepool-master --run-ignored only --no-capture measure`.
 
-use super::world::HISTORY;
-use crate::directory::{
-    Directory, Entry, FEATURE_LEVEL, Op, Outcome, PutStart, ReplicaEnd, ReplicaMode, SessionId, TenantId,
-};
-use tidepool_proto::LogTime;
+use super::world::{HISTORY, plain_put};
+use crate::directory::{Directory, Entry, FEATURE_LEVEL, Op, Outcome, ReplicaEnd, SessionId, TenantId};
+use tidepool_proto::{LogTime, ObjectId};
 
 const OBJECTS: u64 = 1 << 20;
 const OPS: usize = 512;
@@ -50,17 +48,7 @@ fn prepare(directory: &Directory, index: &mut u64, segments: u8, bytes: u64) -> 
 fn start(session: SessionId, key: &str, number: u64) -> Op<'_> {
     let mut token = [0; 16];
     token[..8].copy_from_slice(&number.to_le_bytes());
-    Op::PutStart(PutStart {
-        tenant: TenantId::DEFAULT,
-        session,
-        key: key.as_bytes(),
-        length: LENGTH,
-        token,
-        replica_num: 1,
-        mode: ReplicaMode::BestEffort,
-        excluded: Default::default(),
-        victims: Vec::new(),
-    })
+    Op::PutStart(plain_put(session, key, LENGTH, token))
 }
 
 /// Puts objects in entries of 512 ops; with `victims`, each in the place of the oldest. Answers the ns spent in apply.
@@ -84,10 +72,10 @@ fn put_all(
         let keys: Vec<String> = (first..first + OPS as u64).map(|n| format!("{n:064x}")).collect();
         let mut starts: Vec<Op<'_>> = keys.iter().zip(first..).map(|(key, n)| start(session, key, n)).collect();
         if evict {
-            let oldest = directory.oldest_victims(None, u64::MAX, OPS, |_| true).victims;
+            let oldest: Vec<ObjectId> = directory.core.read().index.keys().take(OPS).copied().collect();
             for (op, victim) in starts.iter_mut().zip(oldest) {
                 let Op::PutStart(put) = op else { unreachable!() };
-                put.victims.push(victim.object);
+                put.victims.push(victim);
             }
         }
         let ends = timed(starts, index).into_iter().map(|outcome| match outcome {
@@ -98,7 +86,7 @@ fn put_all(
             other => panic!("{other:?}"),
         });
         let ends = ends.collect();
-        assert!(timed(ends, index).iter().all(|o| *o == Outcome::Ended { copies: 1 }));
+        assert!(timed(ends, index).iter().all(|o| *o == Outcome::Ended { copies: 1, replaced: None }));
     }
     spent
 }

@@ -108,12 +108,12 @@ fn case_048_a_put_says_how_many_copies_it_made_and_leaks_nothing() {
         assert_eq!(grant.replicas.len(), 2);
         let mut ending = end(session, &grant, ReplicaEnd::Stored);
         ending.replicas[1].end = failed;
-        assert_eq!(world.one(Op::PutEnd(ending.clone())), Outcome::Ended { copies: 1 });
+        assert_eq!(world.one(Op::PutEnd(ending.clone())), Outcome::Ended { copies: 1, replaced: None });
         assert_eq!(world.directory.unclean(grant.replicas[1].node, 9).len(), unclean);
         assert_eq!(world.directory.counts().complete_bytes, extent_bytes(1000));
         assert_eq!(world.directory.counts().retired_bytes, unclean as u64 * extent_bytes(1000));
         // A retry of the end answers the same, even after the copy it made was found corrupt and dropped.
-        assert_eq!(world.one(Op::PutEnd(ending.clone())), Outcome::Ended { copies: 1 });
+        assert_eq!(world.one(Op::PutEnd(ending.clone())), Outcome::Ended { copies: 1, replaced: None });
         ending.replicas[1].end = ReplicaEnd::Stored;
         world.refused(Op::PutEnd(ending), ErrorCode::AlreadyEnded);
     }
@@ -152,7 +152,10 @@ fn a_new_incarnation_takes_the_old_ones_replicas_and_open_grants_along() {
     assert_eq!((world.present("alone"), world.readable("both")), (None, Some(both.object)));
     world.refused(Op::PutEnd(end(session, &open, ReplicaEnd::Stored)), ErrorCode::GrantLost);
     // The end of the object that lost a copy still answers as it did.
-    assert_eq!(world.one(Op::PutEnd(end(session, &both, ReplicaEnd::Stored))), Outcome::Ended { copies: 2 });
+    assert_eq!(
+        world.one(Op::PutEnd(end(session, &both, ReplicaEnd::Stored))),
+        Outcome::Ended { copies: 2, replaced: None }
+    );
     // The same process again: the same answer.
     assert_eq!(world.register(which, 200, "h0"), (node, incarnation));
 }
@@ -276,6 +279,6 @@ fn an_end_that_names_only_some_replicas_leaves_the_others_unclean() {
     let mut ending = end(session, &grant, ReplicaEnd::Stored);
     ending.replicas =
         [ReplicaStatus { replica: grant.replicas[1].replica, end: ReplicaEnd::Stored }].into_iter().collect();
-    assert_eq!(world.one(Op::PutEnd(ending)), Outcome::Ended { copies: 1 });
+    assert_eq!(world.one(Op::PutEnd(ending)), Outcome::Ended { copies: 1, replaced: None });
     assert_eq!(world.directory.unclean(grant.replicas[0].node, 9), [grant.replicas[0].replica]);
 }

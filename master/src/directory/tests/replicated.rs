@@ -3,12 +3,16 @@
 
 use super::replay::continue_with;
 use super::world::{HISTORY, World, end, register, remove};
-use crate::directory::{Config, Contact, Directory, Op, Outcome, ReplicaEnd, RetireMode};
+use crate::directory::{
+    Config, Contact, CopyStart, CreateTask, Directory, Op, Outcome, PutStart, Quota, ReplicaEnd, RetireMode,
+    SoftPinAction, TaskKind, TaskState, Turn,
+};
 use std::collections::BTreeSet;
+use tidepool_proto::ObjectId;
 use tidepool_proto::capability::Secret;
 
 /// Kinds of ops. A new one does not compile until it is given a number here, and then fails until the test applies it.
-const KINDS: usize = 18;
+const KINDS: usize = 26;
 
 fn kind(op: &Op<'_>) -> usize {
     match op {
@@ -30,6 +34,14 @@ fn kind(op: &Op<'_>) -> usize {
         Op::DropReplica { .. } => 15,
         Op::SetConfig(_) => 16,
         Op::Checkpoint { .. } => 17,
+        Op::RemoveObjects { .. } => 18,
+        Op::SetPin { .. } => 19,
+        Op::SetTenant { .. } => 20,
+        Op::DropTenant { .. } => 21,
+        Op::CopyStart(_) => 22,
+        Op::CopyEnd { .. } => 23,
+        Op::CreateTask(_) => 24,
+        Op::EndTask { .. } => 25,
     }
 }
 
@@ -96,6 +108,21 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
     pair.change(Op::Reclaim { replicas: vec![retired.replicas[0].replica] });
     let corrupt = pair.leader.put(session, "corrupt", 100);
     pair.change(Op::DropReplica { object: corrupt.object, replica: corrupt.replicas[0].replica });
+    let pinned = pair.leader.put(session, "pinned", 100).object;
+    pair.change(Op::SetPin { object: pinned, action: SoftPinAction::Enable { ttl_ms: 1_000 } });
+    let upsert = PutStart { hard_pin: true, ..pair.leader.upsert_op(session, 0, "pinned", 50) };
+    let Outcome::Granted(upsert) = pair.change(Op::PutStart(upsert)) else { panic!("not granted") };
+    pair.change(Op::PutEnd(end(session, &upsert, ReplicaEnd::Stored)));
+    // Only the turn of a removal that matched nothing is left of it.
+    let turn = Turn { sequence: 9, floor: 0 };
+    pair.change(Op::RemoveObjects { session, turn, objects: Vec::new(), mode: RetireMode::RetireOnly });
+    let turn = Turn { sequence: 10, floor: 0 };
+    let objects = vec![upsert.object];
+    pair.change(Op::RemoveObjects { session, turn, objects, mode: RetireMode::RetireOnly });
+    copies_and_tasks(&mut pair, whole.object);
+    pair.change(Op::SetTenant { name: "t", quota: Quota::default() });
+    pair.change(Op::SetTenant { name: "t", quota: Quota { refuse: true, ..Quota::default() } });
+    pair.change(Op::DropTenant { name: "t" });
     pair.change(Op::Remove(remove(session, 1, 1, "whole")));
     pair.change(Op::ExpireSessions { sessions: vec![session] });
     pair.change(Op::Checkpoint { index: 1, digest: 2 });
@@ -109,4 +136,26 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
         (0..KINDS).collect::<BTreeSet<_>>().difference(&pair.kinds)
     );
     assert_eq!(pair.leader.directory.recompute_digest(), pair.leader.directory.digest());
+}
+
+/// A copy and two moves, each with another end, and tasks.
+fn copies_and_tasks(pair: &mut Pair, object: ObjectId) {
+    let here = pair.leader.directory.with_object_id(object, |o| o.unwrap().replicas[0].segment);
+    let create = CreateTask {
+        kind: TaskKind::Drain,
+        object: ObjectId(0),
+        sources: vec![here],
+        targets: Vec::new(),
+        concurrency: 3,
+        unmount: true,
+        token: [1; 16],
+    };
+    let Outcome::TaskCreated { task } = pair.change(Op::CreateTask(create)) else { panic!("not created") };
+    for end in [ReplicaEnd::Unknown, ReplicaEnd::Aborted, ReplicaEnd::Stored] {
+        let source = pair.leader.directory.with_object_id(object, |o| o.unwrap().replicas[0].replica);
+        let copy = CopyStart { object, instead_of: Some(source), targets: Default::default(), task };
+        let Outcome::CopyGranted(copy) = pair.change(Op::CopyStart(copy)) else { panic!("not granted") };
+        pair.change(Op::CopyEnd { replica: copy.replica, end });
+    }
+    pair.change(Op::EndTask { task, state: TaskState::Failed, left: 2, message: "no room" });
 }

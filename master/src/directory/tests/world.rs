@@ -1,11 +1,12 @@
 //! `World`: a directory and the log that made it, with short forms of the ops. Every op is checked for invariants.
 
 use crate::directory::{
-    Contact, Directory, Entry, EntryBuilder, FEATURE_LEVEL, Grant, Op, Outcome, PutEnd, PutStart, Removal, Remove,
-    ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, TenantId,
+    Change, Contact, CopyStart, CreateTask, DataType, Directory, Entry, EntryBuilder, FEATURE_LEVEL, Grant,
+    GrantedReplica, ObjectView, Op, Outcome, PutEnd, PutStart, Quota, Removal, Remove, ReplicaEnd, ReplicaMode,
+    ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TenantId, Token, Turn, Victim,
 };
 use bytes::Bytes;
-use tidepool_proto::{ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId, SegmentId};
+use tidepool_proto::{ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
 /// The history tests run in.
 pub(super) const HISTORY: History = History(7);
@@ -111,17 +112,18 @@ impl World {
         self.tokens += 1;
         let mut token = [0; 16];
         token[..8].copy_from_slice(&self.tokens.to_le_bytes());
-        PutStart {
-            tenant: TenantId::DEFAULT,
-            session,
-            key: key.as_bytes(),
-            length,
-            token,
-            replica_num: 1,
-            mode: ReplicaMode::BestEffort,
-            excluded: Default::default(),
-            victims: Vec::new(),
-        }
+        plain_put(session, key, length, token)
+    }
+
+    /// An upsert with a fresh token.
+    pub(super) fn upsert_op<'a>(
+        &mut self,
+        session: SessionId,
+        sequence: u64,
+        key: &'a str,
+        length: u64,
+    ) -> PutStart<'a> {
+        PutStart { upsert: Some(Turn { sequence, floor: 0 }), ..self.put_op(session, key, length) }
     }
 
     pub(super) fn granted(&mut self, put: PutStart<'_>) -> Grant {
@@ -144,10 +146,37 @@ impl World {
 
     /// A complete object with one copy.
     pub(super) fn put(&mut self, session: SessionId, key: &str, length: u64) -> Grant {
-        let grant = self.start(session, key, length);
-        let outcome = self.one(Op::PutEnd(end(session, &grant, ReplicaEnd::Stored)));
-        assert_eq!(outcome, Outcome::Ended { copies: grant.replicas.len() as u32 });
+        let put = self.put_op(session, key, length);
+        self.complete(put)
+    }
+
+    /// Starts a put and ends it well.
+    pub(super) fn complete(&mut self, put: PutStart<'_>) -> Grant {
+        let session = put.session;
+        let grant = self.granted(put);
+        self.ended(session, &grant);
         grant
+    }
+
+    /// Ends a put well and says what it replaced.
+    pub(super) fn ended(&mut self, session: SessionId, grant: &Grant) -> Option<ObjectId> {
+        match self.one(Op::PutEnd(end(session, grant, ReplicaEnd::Stored))) {
+            Outcome::Ended { copies, replaced } if copies as usize == grant.replicas.len() => replaced,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A complete object of a group.
+    pub(super) fn put_in(&mut self, session: SessionId, group: &str, key: &str, length: u64) -> Grant {
+        let put = self.put_op(session, key, length);
+        self.complete(PutStart { group: group.as_bytes(), ..put })
+    }
+
+    pub(super) fn tenant(&mut self, name: &str, quota: Quota) -> TenantId {
+        match self.one(Op::SetTenant { name, quota }) {
+            Outcome::Tenant { tenant } => tenant,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(super) fn remove(&mut self, session: SessionId, sequence: u64, floor: u64, key: &str) -> Removal {
@@ -155,6 +184,42 @@ impl World {
             Outcome::Removal(removal) => removal,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Creates a task.
+    pub(super) fn create(&mut self, create: CreateTask) -> Result<TaskId, ErrorCode> {
+        match self.one(Op::CreateTask(create)) {
+            Outcome::TaskCreated { task } => Ok(task),
+            Outcome::Refused(error) => Err(error.code()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Starts a copy, or a move of a replica.
+    pub(super) fn copy(
+        &mut self,
+        object: ObjectId,
+        instead_of: Option<ReplicaId>,
+        targets: &[SegmentId],
+        task: TaskId,
+    ) -> Result<GrantedReplica, ErrorCode> {
+        match self.one(Op::CopyStart(CopyStart { object, instead_of, targets: targets.into(), task })) {
+            Outcome::CopyGranted(granted) => Ok(granted),
+            Outcome::Refused(error) => Err(error.code()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Ends a copy that must be under way.
+    pub(super) fn end_copy(&mut self, replica: ReplicaId, end: ReplicaEnd) {
+        let stored = end == ReplicaEnd::Stored;
+        assert_eq!(self.one(Op::CopyEnd { replica, end }), Outcome::CopyEnded { stored });
+    }
+
+    /// Replicas of an object and where they lie.
+    pub(super) fn replicas(&self, object: ObjectId) -> Vec<(ReplicaId, SegmentId)> {
+        let places = |o: &ObjectView<'_>| o.replicas.iter().map(|r| (r.replica, r.segment)).collect();
+        self.directory.with_object_id(object, |o| o.map(places).unwrap_or_default())
     }
 
     pub(super) fn suspect(&mut self, node: NodeId, incarnation: Incarnation, contact: Contact) {
@@ -177,6 +242,27 @@ pub(super) fn register(uuid: u8, process: u8, host: &str) -> Op<'_> {
     Op::RegisterNode { node_uuid: [uuid; 16], process_uuid: [process; 16], address: "10.0.0.1:9", host_id: host }
 }
 
+/// A put of one copy, best effort, with nothing special.
+pub(super) fn plain_put(session: SessionId, key: &str, length: u64, token: Token) -> PutStart<'_> {
+    PutStart {
+        tenant: TenantId::DEFAULT,
+        session,
+        key: key.as_bytes(),
+        length,
+        token,
+        replica_num: 1,
+        mode: ReplicaMode::BestEffort,
+        excluded: Default::default(),
+        victims: Vec::new(),
+        data_type: DataType::default(),
+        hard_pin: false,
+        soft_pin: SoftPinAction::Preserve,
+        group: b"",
+        preferred: Default::default(),
+        upsert: None,
+    }
+}
+
 /// An end with the same status for all replicas.
 pub(super) fn end(session: SessionId, grant: &Grant, end: ReplicaEnd) -> PutEnd {
     let replicas = grant.replicas.iter().map(|r| ReplicaStatus { replica: r.replica, end }).collect();
@@ -187,10 +273,30 @@ pub(super) fn remove(session: SessionId, sequence: u64, floor: u64, key: &str) -
     Remove {
         tenant: TenantId::DEFAULT,
         session,
-        sequence,
-        floor,
+        turn: Turn { sequence, floor },
         key: key.as_bytes(),
         expected: None,
         mode: RetireMode::RetireOnly,
     }
+}
+
+/// A drain of segments; the number makes its token.
+pub(super) fn drain(sources: &[SegmentId], token: u8) -> CreateTask {
+    CreateTask {
+        kind: TaskKind::Drain,
+        object: ObjectId(0),
+        sources: sources.to_vec(),
+        targets: Vec::new(),
+        concurrency: 1,
+        unmount: false,
+        token: [token; 16],
+    }
+}
+
+/// Every object that may be evicted, the oldest first.
+pub(super) fn victims(directory: &Directory) -> Vec<Victim> {
+    let object = |change| match change {
+        Change::Readable { object, .. } | Change::Gone { object, .. } => object,
+    };
+    directory.all_readable().into_iter().filter_map(|change| directory.as_victim(object(change))).collect()
 }

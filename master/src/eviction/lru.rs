@@ -1,0 +1,73 @@
+//! Least recently used: the yardstick that `adaptive` must never fall behind.
+
+use super::resident::{Choice, List, Residents};
+use super::{Candidate, Inserted, Policy};
+use tidepool_proto::ObjectId;
+
+/// Evicts what was used longest ago. The keys of one request count as used from the last to the first, so that of one
+/// prompt the end goes before the beginning.
+#[derive(Default)]
+pub struct Lru {
+    residents: Residents,
+    list: List,
+}
+
+impl Lru {
+    /// Nothing resident.
+    pub fn new() -> Lru {
+        Lru::default()
+    }
+}
+
+impl Policy for Lru {
+    fn inserted(&mut self, object: Inserted) {
+        if let Some(old) = self.residents.find(object.key) {
+            let object = self.residents.at(old).object;
+            self.removed(self.residents.at(old).key, object);
+        }
+        let slot = self.residents.insert(object);
+        self.residents.push_head(&mut self.list, slot);
+    }
+
+    fn requested(&mut self, keys: &[u64]) {
+        for &key in keys.iter().rev() {
+            if let Some(slot) = self.residents.find(key) {
+                self.residents.unlink(&mut self.list, slot);
+                self.residents.push_head(&mut self.list, slot);
+            }
+        }
+    }
+
+    fn removed(&mut self, key: u64, object: ObjectId) {
+        if let Some(slot) = self.residents.find(key).filter(|&slot| self.residents.at(slot).object == object) {
+            self.residents.unlink(&mut self.list, slot);
+            self.residents.forget(slot);
+            self.residents.free(slot);
+        }
+    }
+
+    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> bool) -> Vec<Candidate> {
+        let mut choice = Choice::new(bytes, limit, accept);
+        let mut left = self.residents.len();
+        while !choice.is_done() && left > 0 {
+            for slot in choice.offer(&self.residents, self.list.tail).slots {
+                self.residents.unlink(&mut self.list, slot);
+                self.residents.push_head(&mut self.list, slot);
+                left = left.saturating_sub(1);
+            }
+        }
+        choice.chosen
+    }
+
+    fn len(&self) -> usize {
+        self.residents.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.residents.bytes()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Lru>() + self.residents.memory_bytes()
+    }
+}

@@ -1,0 +1,109 @@
+//! Which objects go first when space is needed.
+//!
+//! A `Policy` is told what happened (`inserted`, `requested`, `removed`) and asked for `victims`. It is pure: it reads no
+//! clock and no random source, and the same events give the same answers. It is not replicated: the leader keeps one and
+//! every standby keeps one warm by feeding it the same events.
+//!
+//! `lru` and `s3_fifo` are the known yardsticks; `adaptive`, the default, learns which chains of blocks come back, and
+//! when. Start with the trait, then `adaptive`.
+
+mod adaptive;
+mod cells;
+mod class;
+mod ghosts;
+mod judge;
+mod lru;
+mod model;
+mod resident;
+mod s3_fifo;
+mod shadow;
+#[cfg(test)]
+mod tests;
+
+pub use adaptive::Adaptive;
+pub use lru::Lru;
+pub use s3_fifo::S3Fifo;
+
+use tidepool_proto::ObjectId;
+
+/// Names of the policies that `by_name` makes, the default first.
+pub const NAMES: [&str; 3] = ["adaptive", "lru", "s3-fifo"];
+
+/// Refused candidates after which one `victims` call gives up.
+pub const REFUSALS_MAX: usize = 1024;
+
+/// An object that became readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inserted {
+    /// Hash of tenant and key.
+    pub key: u64,
+    /// The object; an older object under the same key is replaced.
+    pub object: ObjectId,
+    /// Bytes that come free when it goes, all replicas together.
+    pub bytes: u64,
+    /// Objects of one group leave together.
+    pub group: Option<u64>,
+}
+
+/// An object that may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Hash of tenant and key.
+    pub key: u64,
+    /// The object.
+    pub object: ObjectId,
+    /// Bytes that come free.
+    pub bytes: u64,
+    /// Its group.
+    pub group: Option<u64>,
+}
+
+/// An eviction policy. The events may arrive late and in pieces, but in the order in which they happened.
+pub trait Policy: Send {
+    /// An object became readable. A resident object under the same key is replaced.
+    fn inserted(&mut self, object: Inserted);
+
+    /// One request named these keys, in this order, resident or not. The order of a prompt's blocks is that of its
+    /// prefix: each key is the child of the one before.
+    fn requested(&mut self, keys: &[u64]);
+
+    /// An object is gone, evicted or otherwise. An id that is not the resident one under this key is ignored.
+    fn removed(&mut self, key: u64, object: ObjectId);
+
+    /// Objects to evict, first to go first, until their bytes reach `bytes` or their number `limit`; a group is never
+    /// split, so the last one may overshoot both. One that `accept` refuses stays, with its group, and is put off. What
+    /// is returned stays tracked until it is `removed`: call again only then.
+    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> bool) -> Vec<Candidate>;
+
+    /// Resident objects.
+    fn len(&self) -> usize;
+
+    /// Whether nothing is resident.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the resident objects.
+    fn bytes(&self) -> u64;
+
+    /// Bytes of memory that the policy itself takes, an estimate from its tables' sizes.
+    fn memory_bytes(&self) -> usize;
+}
+
+/// The policy of this name, empty; None when there is none.
+pub fn by_name(name: &str) -> Option<Box<dyn Policy>> {
+    match name {
+        "adaptive" => Some(Box::new(Adaptive::new())),
+        "lru" => Some(Box::new(Lru::new())),
+        "s3-fifo" => Some(Box::new(S3Fifo::new())),
+        _ => None,
+    }
+}
+
+/// Spreads a key's bits (the finaliser of MurmurHash3), so that no table depends on how keys were hashed.
+fn spread(key: u64) -> u64 {
+    let mut x = key;
+    x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ (x >> 33)
+}
