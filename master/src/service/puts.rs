@@ -91,10 +91,8 @@ pub async fn start(
         if round.again.iter().any(|(.., error)| is_short_of_space(error)) {
             waits.get_or_insert_with(|| tenure.wait_for_room());
         }
-        if !round.again.is_empty() {
-            if attempt > 0 && !progress {
-                tokio::time::sleep(NO_ROOM_PAUSE).await;
-            }
+        if !round.again.is_empty() && attempt > 0 && !progress {
+            tokio::time::sleep(NO_ROOM_PAUSE).await;
         }
         if out_of_time {
             let no_time = Error::new(ErrorCode::NoSpace, BEHIND_NO_ROOM).retry_after(NO_ROOM_PAUSE.as_millis() as u32);
