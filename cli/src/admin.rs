@@ -104,6 +104,18 @@ pub fn leader(answers: &[Answer]) -> Option<(&Address, &StatusResponse)> {
         .max_by_key(|(_, status)| status.term)
 }
 
+/// A channel to the leader.
+pub async fn connect_leader(masters: &[Address], within: Duration) -> Result<AdminServiceClient<Channel>, Error> {
+    let answers = status_of_all(masters, within).await;
+    match leader(&answers) {
+        Some((address, _)) => connect(address, within).await,
+        None => {
+            let text = "no master of the quorum says that it leads; see: tidepool status";
+            Err(Error::new(ErrorCode::Unavailable, text))
+        }
+    }
+}
+
 /// Asks the leader to hand over; 0 lets it choose.
 pub async fn transfer_leader(
     leader: &Address,

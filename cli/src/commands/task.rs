@@ -21,12 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Asks the leader.
 pub async fn run(context: &Context, args: &TaskArgs) -> anyhow::Result<Exit> {
     let within = context.deadline();
-    let answers = admin::status_of_all(&context.config.addresses("masters"), within).await;
-    let Some((address, _)) = admin::leader(&answers) else {
-        let text = "no master of the quorum says that it leads; see: tidepool status";
-        return Err(Error::new(ErrorCode::Unavailable, text).into());
-    };
-    let mut leader = admin::connect(address, within).await?;
+    let mut leader = admin::connect_leader(&context.config.addresses("masters"), within).await?;
     let tenant = context.config.text("tenant").to_owned();
     match &args.command {
         TaskCommand::Copy { key, targets } => {

@@ -2,7 +2,6 @@
 
 use serde_json::json;
 use tidepool_proto::v1::{DropTenantRequest, ListTenantsRequest, SetTenantRequest, TenantStatus};
-use tidepool_proto::{Error, ErrorCode};
 
 use super::Context;
 use crate::admin::{self, from_call};
@@ -14,12 +13,7 @@ use crate::output::{self, Format, Table};
 /// Asks the leader.
 pub async fn run(context: &Context, args: &TenantArgs) -> anyhow::Result<Exit> {
     let within = context.deadline();
-    let answers = admin::status_of_all(&context.config.addresses("masters"), within).await;
-    let Some((address, _)) = admin::leader(&answers) else {
-        let text = "no master of the quorum says that it leads; see: tidepool status";
-        return Err(Error::new(ErrorCode::Unavailable, text).into());
-    };
-    let mut leader = admin::connect(address, within).await?;
+    let mut leader = admin::connect_leader(&context.config.addresses("masters"), within).await?;
     let error = match &args.command {
         TenantCommand::Set { name, bytes, objects, refuse } => {
             let request = SetTenantRequest {

@@ -132,7 +132,11 @@ fn segments(service: &Service) -> Vec<v1::SegmentStatus> {
             complete_bytes: s.complete,
             retired_bytes: s.retired,
             largest_free_extent_bytes: s.largest_free,
-            state: if s.contact == Contact::Suspect { "SUSPECT".to_owned() } else { "MOUNTED".to_owned() },
+            state: match (s.contact, s.draining) {
+                (Contact::Suspect, _) => "SUSPECT".to_owned(),
+                (Contact::Heard, true) => "UNMOUNTING".to_owned(),
+                (Contact::Heard, false) => "MOUNTED".to_owned(),
+            },
         })
         .collect()
 }
