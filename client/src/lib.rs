@@ -15,6 +15,7 @@
 mod abandoned;
 mod backoff;
 mod call;
+mod checksums;
 pub mod client;
 mod deadline;
 mod fetch;

@@ -15,6 +15,7 @@ use tidepool_proto::{Error, ErrorCode, object};
 use crate::abandoned::Abandoned;
 use crate::backoff::Backoff;
 use crate::call::{Caller, Failure, malformed};
+use crate::checksums::Tables;
 use crate::deadline::Deadline;
 use crate::grants::OpenGrants;
 use crate::lookup::{KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, complete};
@@ -164,7 +165,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    fn new(position: usize, item: PutItem, token: Bytes) -> Pending {
+    pub(crate) fn new(position: usize, item: PutItem, token: Bytes) -> Pending {
         Pending { position, length: item.length(), item, token, failure: None }
     }
 
@@ -279,6 +280,7 @@ impl Putter {
 
     async fn round(&self, pending: Vec<Pending>, options: &PutOptions, deadline: Deadline) -> Settled {
         let copies = Copies::of(options);
+        let tables = Tables::start(&pending, deadline);
         let (leader, start) = match self.start(&pending, options, deadline).await {
             Ok(started) => started,
             Err(failure) => {
@@ -293,11 +295,12 @@ impl Putter {
         let mut settled = Settled::default();
         let mut granted = Vec::with_capacity(pending.len());
         let mut open = OpenGrants::new(self.caller.clone(), leader.session_id);
-        for (mut item, grant) in pending.into_iter().zip(start.grants) {
+        for (place, (mut item, grant)) in pending.into_iter().zip(start.grants).enumerate() {
             match grant.error {
                 None => {
                     let slot = open.add(&item.item.key, grant.object_id, &grant.replicas);
-                    granted.push(Granted { pending: item, slot, object_id: grant.object_id, replicas: grant.replicas });
+                    let (object_id, replicas) = (grant.object_id, grant.replicas);
+                    granted.push(Granted { pending: item, place, slot, object_id, replicas });
                 }
                 Some(error) => match ErrorCode::from_u32(error.code) {
                     ErrorCode::ObjectAlreadyExists => {
@@ -313,7 +316,7 @@ impl Putter {
             }
         }
         if !granted.is_empty() {
-            let written = self.writer.write(granted, &leader, &nodes, copies, deadline, &open).await;
+            let written = self.writer.write(granted, tables.as_ref(), &leader, &nodes, copies, deadline, &open).await;
             settled.done.extend(written.done);
             settled.again.extend(written.again);
         }

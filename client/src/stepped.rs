@@ -58,17 +58,34 @@ pub(crate) fn build_prefix(
         wanted.check()?;
         return Ok(object::build_prefix(history, object, key_hash, parts));
     }
+    Ok(with_header(table(parts, wanted)?, history, object, key_hash, length))
+}
+
+/// The prefix of a value whose object is not known yet: the table, after room for the header.
+pub(crate) fn table(parts: &[&[u8]], wanted: &Wanted) -> Result<Vec<u8>, Error> {
+    let length: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let mut prefix = Vec::with_capacity(object::prefix_bytes(length) as usize);
     prefix.resize(HEADER_BYTES, 0);
     for step in Steps::of(parts) {
         wanted.check()?;
         // A step is whole blocks, so its table is a part of the whole one.
-        let of_step = object::build_prefix(history, object, key_hash, &step.parts);
+        let of_step = object::build_prefix(History(0), ObjectId(0), KeyHash::default(), &step.parts);
         prefix.extend_from_slice(&of_step[HEADER_BYTES..]);
     }
+    Ok(prefix)
+}
+
+/// Fills in the header that [`table`] left room for.
+pub(crate) fn with_header(
+    mut prefix: Vec<u8>,
+    history: History,
+    object: ObjectId,
+    key_hash: KeyHash,
+    length: u64,
+) -> Vec<u8> {
     let table_crc = object::checksum(&prefix[HEADER_BYTES..]);
     prefix[..HEADER_BYTES].copy_from_slice(&Header { history, object, key_hash, length, table_crc }.encode());
-    Ok(prefix)
+    prefix
 }
 
 /// As [`object::verify_parts`], for a payload of the length that the verified prefix says.

@@ -1,6 +1,6 @@
 //! From grants to committed objects: payload to every granted replica, then PutEnd or PutRevoke.
 //!
-//! Large batches are cut by bytes: while one part is on the wire, the next is being checksummed.
+//! Large batches are cut by bytes: while one part is on the wire, the next is being checksummed, and the one before ends.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,26 +14,27 @@ use tidepool_proto::{Error, ErrorCode, History, ObjectId, object};
 use tidepool_transport::{LocalRef, WriteAccess, WriteError, WriteItem, WriteOutcome, WriteReply};
 
 use crate::call::{Caller, malformed};
+use crate::checksums::Tables;
 use crate::deadline::Deadline;
 use crate::grants::{Learned, OpenGrants, Slot};
 use crate::metrics::Metrics;
 use crate::nodes::Node;
 use crate::plane::{self, Plane, patience};
-use crate::put::{Copies, Pending, PutItem, PutOutcome, ReplicaMode};
+use crate::put::{Copies, Pending, PutOutcome, ReplicaMode};
 use crate::quorum::Leader;
 use crate::stepped::{self, Wanted};
 use crate::suspects::Suspects;
 
 /// Payload bytes written and ended as one batch.
 const BATCH_BYTES: u64 = 8 << 20;
-/// From this much payload on checksums are computed off the async threads.
-const CHECKSUM_INLINE_BYTES: u64 = 1 << 20;
 /// Time kept for PutEnd when a replica would use up the deadline.
 const END_RESERVE_MAX: Duration = Duration::from_millis(100);
 
 /// An item and where it may be written.
 pub(crate) struct Granted {
     pub(crate) pending: Pending,
+    /// Its place among the values whose checksum tables are computed.
+    pub(crate) place: usize,
     pub(crate) slot: Slot,
     pub(crate) object_id: u64,
     pub(crate) replicas: Vec<v1::Replica>,
@@ -88,6 +89,7 @@ impl Writer {
     pub(crate) async fn write(
         &self,
         granted: Vec<Granted>,
+        tables: Option<&Tables>,
         leader: &Leader,
         nodes: &HashMap<u64, Node>,
         copies: Copies,
@@ -99,15 +101,16 @@ impl Writer {
             bytes += item.pending.length;
             batch.push(item);
             if bytes >= BATCH_BYTES {
-                batches.push((std::mem::take(&mut batch), std::mem::take(&mut bytes)));
+                batches.push(std::mem::take(&mut batch));
+                bytes = 0;
             }
         }
         if !batch.is_empty() {
-            batches.push((batch, bytes));
+            batches.push(batch);
         }
         let mut settled = Settled::default();
-        let parts = batches.into_iter().map(|(batch, bytes)| async move {
-            let written = self.write_batch(batch, bytes, leader, nodes, deadline, open).await;
+        let parts = batches.into_iter().map(|batch| async move {
+            let written = self.write_batch(batch, tables, leader, nodes, deadline, open).await;
             self.settle(written, copies, deadline, open).await
         });
         for part in join_all(parts).await {
@@ -121,17 +124,17 @@ impl Writer {
     async fn write_batch(
         &self,
         batch: Vec<Granted>,
-        bytes: u64,
+        tables: Option<&Tables>,
         leader: &Leader,
         nodes: &HashMap<u64, Node>,
         deadline: Deadline,
         open: &OpenGrants,
     ) -> Vec<Written> {
-        let prefixes = prefixes(&batch, bytes, leader.history, &self.caller, deadline).await;
+        let prefixes = prefixes(&batch, tables, leader.history, &self.caller, deadline).await;
         let mut written = Vec::with_capacity(batch.len());
         let mut by_node: HashMap<u64, NodeWrite> = HashMap::new();
         for (i, (granted, prefix)) in batch.into_iter().zip(prefixes).enumerate() {
-            let Granted { pending, slot, object_id, replicas } = granted;
+            let Granted { pending, slot, object_id, replicas, .. } = granted;
             let mut item = Written { pending, slot, object_id, stored: 0, failure: None };
             for (at, replica) in replicas.into_iter().enumerate() {
                 match &prefix {
@@ -353,32 +356,28 @@ fn proofs(replies: &[Result<WriteReply, WriteError>]) -> Vec<Bytes> {
 /// Header and table of each item.
 async fn prefixes(
     batch: &[Granted],
-    bytes: u64,
+    tables: Option<&Tables>,
     history: History,
-    caller: &Arc<Caller>,
+    caller: &Caller,
     deadline: Deadline,
 ) -> Vec<Result<LocalRef, Error>> {
-    // Dropped with this future: then nobody wants the rest.
-    let (wanted, _waiter) = Wanted::until(deadline, "checksumming the value");
-    let build = move |object_id: u64, key: &[u8], value: &[Bytes], caller: &Caller, wanted: &Wanted| {
-        let parts: Vec<&[u8]> = value.iter().map(Bytes::as_ref).collect();
-        let key_hash = object::key_hash(&caller.tenant, key);
-        stepped::build_prefix(history, ObjectId(object_id), key_hash, &parts, wanted)
+    let Some(tables) = tables else {
+        let (wanted, _waiter) = Wanted::until(deadline, "checksumming the value");
+        return joined(batch.iter().map(|granted| {
+            let item = &granted.pending.item;
+            let parts: Vec<&[u8]> = item.value.iter().map(Bytes::as_ref).collect();
+            let key_hash = object::key_hash(&caller.tenant, &item.key);
+            stepped::build_prefix(history, ObjectId(granted.object_id), key_hash, &parts, &wanted)
+        }));
     };
-    if bytes < CHECKSUM_INLINE_BYTES {
-        let build = |g: &Granted| build(g.object_id, &g.pending.item.key, &g.pending.item.value, caller, &wanted);
-        return joined(batch.iter().map(build));
+    let mut prefixes = Vec::with_capacity(batch.len());
+    for granted in batch {
+        let table = tables.take(granted.place).await;
+        let key_hash = object::key_hash(&caller.tenant, &granted.pending.item.key);
+        let (object, length) = (ObjectId(granted.object_id), granted.pending.length);
+        prefixes.push(table.map(|table| stepped::with_header(table, history, object, key_hash, length)));
     }
-    let inputs: Vec<(u64, PutItem)> = batch.iter().map(|g| (g.object_id, g.pending.item.clone())).collect();
-    let caller = caller.clone();
-    let work = tokio::task::spawn_blocking(move || {
-        let build = |(object_id, item): (u64, PutItem)| build(object_id, &item.key, &item.value, &caller, &wanted);
-        joined(inputs.into_iter().map(build))
-    });
-    work.await.unwrap_or_else(|panic| {
-        let error = Error::new(ErrorCode::Internal, format!("checksumming failed: {panic}"));
-        batch.iter().map(|_| Err(error.clone())).collect()
-    })
+    joined(prefixes.into_iter())
 }
 
 /// The prefixes of a batch in one piece of memory, so that each item costs a reference and no allocation.

@@ -1,6 +1,6 @@
 //! Suite `put-get`: batched puts and gets of whole objects over TCP, verification included, against raw sockets. One call
-//! at a time, from memory and into memory that is cycled through as the raw sockets cycle through theirs; small batches
-//! also with several callers, whose batches share commits and round trips.
+//! at a time, from memory and into memory that is cycled through as the raw sockets cycle through theirs; also with
+//! several callers, whose batches share commits and round trips or move bytes while others wait for theirs.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -16,23 +16,20 @@ use tidepool_proto::object::checksum;
 
 use super::BenchOptions;
 use super::figure::{Figure, Printer};
-use super::raw_socket::{MEMORY_BYTES, RawPair};
+use super::raw_socket::{Checks, MEMORY_BYTES, RawPair};
 use crate::audit::remove_all;
 use crate::cluster::Cluster;
 use crate::content::value_of;
 use crate::failover;
 
 const SUITE: &str = "put-get";
-/// (value bytes, keys a batch, batches a run, name)
-const SHAPES: [(usize, usize, usize, &str); 4] = [
-    (4 << 10, 128, 64, "4KiBx128"),
-    (64 << 10, 128, 16, "64KiBx128"),
-    (1 << 20, 64, 6, "1MiBx64"),
-    (16 << 20, 8, 3, "16MiBx8"),
+/// (value bytes, keys a batch, batches a run and caller, name, callers at once beside one alone)
+const SHAPES: [(usize, usize, usize, &str, Option<usize>); 4] = [
+    (4 << 10, 128, 64, "4KiBx128", Some(8)),
+    (64 << 10, 128, 16, "64KiBx128", Some(2)),
+    (1 << 20, 64, 6, "1MiBx64", Some(2)),
+    (16 << 20, 8, 3, "16MiBx8", None),
 ];
-/// The shape that is measured with several callers too, and how many.
-const SHARED_SHAPE: &str = "4KiBx128";
-const CALLERS: usize = 8;
 const CALL_WITHIN: Duration = Duration::from_secs(30);
 
 fn gigabytes_a_second(bytes: usize, time: Duration) -> f64 {
@@ -50,11 +47,11 @@ pub async fn run(
     let client = failover::connect(&cluster.masters_text(), "").await?;
     let source = Bytes::from(value_of(SUITE, 0, MEMORY_BYTES));
     let mut raw = RawPair::start(binary, directory)?;
-    for (bytes, keys, batches, name) in SHAPES {
+    for (bytes, keys, batches, name, callers) in SHAPES {
         let case = Case { bytes, keys, batches, name, callers: 1 };
         case.run(options, &client, &source, &mut raw, printer).await?;
-        if name == SHARED_SHAPE {
-            let case = Case { callers: CALLERS, batches: batches * CALLERS, ..case };
+        if let Some(callers) = callers {
+            let case = Case { callers, batches: batches * callers, ..case };
             case.run(options, &client, &source, &mut raw, printer).await?;
         }
     }
@@ -98,17 +95,17 @@ impl Case {
                 .collect();
             let shares = shares(&names, callers);
             let time = at_once(&shares, |share| put_batches(client.clone(), share, source.clone(), bytes)).await?;
-            let ceiling = raw.put(keys, bytes, batches)?;
+            let ceilings = raw_times(|checks| raw.put(keys, bytes, batches, checks))?;
             if run > 0 {
-                puts.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
+                puts.add(total, time, ceilings);
             }
             if run == options.runs {
                 for get_run in 0..=options.runs {
                     let get = |share| get_batches(client.clone(), share, bytes, into.clone());
                     let time = at_once(&shares, get).await?;
-                    let ceiling = raw.get(keys, bytes, batches)?;
+                    let ceilings = raw_times(|checks| raw.get(keys, bytes, batches, checks))?;
                     if get_run > 0 {
-                        gets.add(gigabytes_a_second(total, time), gigabytes_a_second(total, ceiling));
+                        gets.add(total, time, ceilings);
                     }
                 }
             }
@@ -142,33 +139,48 @@ where
     Ok(if shares.len() == 1 { inside } else { began.elapsed() })
 }
 
+/// The same shape over raw sockets, without and with checksums.
+fn raw_times(mut one: impl FnMut(Checks) -> Result<Duration>) -> Result<[Duration; 2]> {
+    Ok([one(Checks::None)?, one(Checks::Blocks)?])
+}
+
 struct Side {
     case: String,
     wanted: bool,
     runs: Vec<f64>,
     ceiling: Vec<f64>,
+    /// The ceiling with the same checksums.
+    checked: Vec<f64>,
 }
 
 impl Side {
     fn new(case: String, options: &BenchOptions) -> Side {
-        Side { wanted: case.contains(&options.case), case, runs: Vec::new(), ceiling: Vec::new() }
+        Side { wanted: case.contains(&options.case), case, runs: Vec::new(), ceiling: Vec::new(), checked: Vec::new() }
     }
-    fn add(&mut self, figure: f64, ceiling: f64) {
-        self.runs.push(figure);
-        self.ceiling.push(ceiling);
+    fn add(&mut self, total: usize, time: Duration, [ceiling, checked]: [Duration; 2]) {
+        self.runs.push(gigabytes_a_second(total, time));
+        self.ceiling.push(gigabytes_a_second(total, ceiling));
+        self.checked.push(gigabytes_a_second(total, checked));
     }
     fn print(self, bytes: usize, printer: &mut Printer) {
         if !self.wanted {
             return;
         }
-        let us_per_key = bytes as f64 / 1e3 / super::figure::median(&self.runs);
+        let median = super::figure::median(&self.runs);
+        let us_per_key = bytes as f64 / 1e3 / median;
+        let checked = super::figure::median(&self.checked);
+        let round = |x: f64| json!((x * 1000.0).round() / 1000.0);
         printer.print(&Figure {
             suite: SUITE,
             case: self.case,
             runs: self.runs,
             unit: "GB/s",
             ceiling: self.ceiling,
-            extra: vec![("us_per_key", json!((us_per_key * 100.0).round() / 100.0))],
+            extra: vec![
+                ("us_per_key", json!((us_per_key * 100.0).round() / 100.0)),
+                ("ceiling_with_checksums", round(checked)),
+                ("ratio_to_ceiling_with_checksums", round(median / checked)),
+            ],
         });
     }
 }

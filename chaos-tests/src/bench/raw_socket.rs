@@ -1,5 +1,7 @@
 //! The ceiling: what plain blocking sockets between two processes do with batches of the same shape. One stream, vectored
-//! writes straight from memory, reads straight into memory, one request and one answer a batch, no checks of any kind.
+//! writes straight from memory, reads straight into memory, one request and one answer a batch, no checks of any kind;
+//! or, to show what verification costs, with the checksums that Tidepool computes: both ends of a put, the near end of a
+//! get, each block while it is in the processor's cache.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
+use tidepool_proto::object::{BLOCK_BYTES, checksum};
 
 use crate::ports;
 use crate::process::{Input, Launch, Lifetime, Process};
@@ -29,8 +32,18 @@ pub struct RawServerSpec {
     pub port: u16,
 }
 
+/// Whether blocks are checksummed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Checks {
+    /// Bytes only.
+    None,
+    /// As Tidepool does.
+    Blocks,
+}
+
 struct Request {
     verb: u8,
+    checks: Checks,
     count: usize,
     bytes: usize,
 }
@@ -39,13 +52,15 @@ impl Request {
     fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut out = [0; REQUEST_BYTES];
         out[0] = self.verb;
+        out[1] = u8::from(self.checks == Checks::Blocks);
         out[8..16].copy_from_slice(&(self.count as u64).to_le_bytes());
         out[16..24].copy_from_slice(&(self.bytes as u64).to_le_bytes());
         out
     }
     fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Request> {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")) as usize;
-        let request = Request { verb: bytes[0], count: word(8), bytes: word(16) };
+        let checks = if bytes[1] == 0 { Checks::None } else { Checks::Blocks };
+        let request = Request { verb: bytes[0], checks, count: word(8), bytes: word(16) };
         if request.count.checked_mul(request.bytes).is_none_or(|total| total > MEMORY_BYTES) {
             bail!("a batch of {} x {} bytes is over {MEMORY_BYTES}", request.count, request.bytes);
         }
@@ -92,9 +107,7 @@ pub fn serve(spec: &RawServerSpec) -> Result<()> {
         if request.verb == GET {
             write_items(&mut stream, &[], memory, request.bytes)?;
         } else {
-            for item in memory.chunks_mut(request.bytes) {
-                stream.read_exact(item)?;
-            }
+            read_items(&mut stream, memory, request.bytes, request.checks)?;
             stream.write_all(&[1])?;
         }
     }
@@ -113,6 +126,17 @@ fn write_items(stream: &mut TcpStream, head: &[u8], memory: &[u8], item_bytes: u
             bail!("the peer closed");
         }
         IoSlice::advance_slices(&mut rest, written);
+    }
+    Ok(())
+}
+
+/// Reads every item by blocks, which stay in the processor's cache, and checksums them if wanted.
+fn read_items(stream: &mut TcpStream, memory: &mut [u8], item_bytes: usize, checks: Checks) -> Result<()> {
+    for block in memory.chunks_mut(item_bytes).flat_map(|item| item.chunks_mut(BLOCK_BYTES as usize)) {
+        stream.read_exact(block)?;
+        if checks == Checks::Blocks {
+            std::hint::black_box(checksum(block));
+        }
     }
     Ok(())
 }
@@ -157,23 +181,32 @@ impl RawPair {
     }
 
     /// Time of `batches` gets of `count` items of `bytes`.
-    pub fn get(&mut self, count: usize, bytes: usize, batches: usize) -> Result<Duration> {
+    pub fn get(&mut self, count: usize, bytes: usize, batches: usize, checks: Checks) -> Result<Duration> {
         let began = Instant::now();
         for _ in 0..batches {
-            self.stream.write_all(&Request { verb: GET, count, bytes }.encode())?;
-            for item in self.ring.next(count * bytes).chunks_mut(bytes) {
-                self.stream.read_exact(item)?;
-            }
+            self.stream.write_all(&Request { verb: GET, checks, count, bytes }.encode())?;
+            read_items(&mut self.stream, self.ring.next(count * bytes), bytes, checks)?;
         }
         Ok(began.elapsed())
     }
 
     /// Time of `batches` puts of `count` items of `bytes`.
-    pub fn put(&mut self, count: usize, bytes: usize, batches: usize) -> Result<Duration> {
+    pub fn put(&mut self, count: usize, bytes: usize, batches: usize, checks: Checks) -> Result<Duration> {
         let began = Instant::now();
         for _ in 0..batches {
-            let request = Request { verb: PUT, count, bytes }.encode();
-            write_items(&mut self.stream, &request, self.ring.next(count * bytes), bytes)?;
+            let request = Request { verb: PUT, checks, count, bytes }.encode();
+            let memory = self.ring.next(count * bytes);
+            match checks {
+                Checks::None => write_items(&mut self.stream, &request, memory, bytes)?,
+                Checks::Blocks => {
+                    self.stream.write_all(&request)?;
+                    for item in memory.chunks(bytes) {
+                        // The table travels before its item, so an item is checksummed whole before it is sent.
+                        item.chunks(BLOCK_BYTES as usize).for_each(|block| _ = std::hint::black_box(checksum(block)));
+                        write_items(&mut self.stream, &[], item, bytes)?;
+                    }
+                }
+            }
             let mut answer = [0];
             self.stream.read_exact(&mut answer)?;
         }

@@ -1,0 +1,100 @@
+//! The checksum tables of a put's values, computed ahead of their grants.
+//!
+//! One thread works through the values in order while PutStart is under way and while earlier values are on the wire, so
+//! that the wire seldom waits for checksums. It stops when nobody waits any more.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tidepool_proto::{Error, ErrorCode};
+use tokio::sync::watch;
+
+use crate::deadline::Deadline;
+use crate::put::Pending;
+use crate::stepped::{self, Waiter, Wanted};
+
+/// From this much payload on checksums are computed off the async threads.
+const AHEAD_BYTES: u64 = 1 << 20;
+
+type Table = Result<Vec<u8>, Error>;
+
+/// Tables under way, by place in the batch.
+pub(crate) struct Tables {
+    tables: Arc<Mutex<Vec<Option<Table>>>>,
+    done: watch::Receiver<usize>,
+    _waiter: Waiter,
+}
+
+impl Tables {
+    /// Starts on these values; None when they are so small that they are better checksummed as they are sent.
+    pub(crate) fn start(pending: &[Pending], deadline: Deadline) -> Option<Tables> {
+        if pending.iter().map(|p| p.length).sum::<u64>() < AHEAD_BYTES {
+            return None;
+        }
+        let (wanted, waiter) = Wanted::until(deadline, "checksumming the value");
+        let values: Vec<_> = pending.iter().map(|p| p.item.value.clone()).collect();
+        let tables: Arc<Mutex<Vec<Option<Table>>>> = Arc::new(Mutex::new(values.iter().map(|_| None).collect()));
+        let (progress, done) = watch::channel(0);
+        let filled = tables.clone();
+        tokio::task::spawn_blocking(move || {
+            for (place, value) in values.into_iter().enumerate() {
+                let parts: Vec<&[u8]> = value.iter().map(AsRef::as_ref).collect();
+                let table = stepped::table(&parts, &wanted);
+                filled.lock()[place] = Some(table);
+                progress.send_replace(place + 1);
+            }
+        });
+        Some(Tables { tables, done, _waiter: waiter })
+    }
+
+    /// The table of the value at this place, after room for the header; once.
+    pub(crate) async fn take(&self, place: usize) -> Table {
+        let mut done = self.done.clone();
+        // An error is the end of the thread: what it has done is there, the rest will never be.
+        let _ = done.wait_for(|&done| done > place).await;
+        self.tables.lock().get_mut(place).and_then(Option::take).unwrap_or_else(|| {
+            Err(Error::new(ErrorCode::Internal, "the thread that checksums values ended before this one"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidepool_proto::{History, ObjectId, object};
+
+    use super::*;
+    use crate::put::PutItem;
+
+    fn pending(sizes: &[usize]) -> Vec<Pending> {
+        let item = |size: usize| PutItem::new("k", vec![size as u8; size]);
+        sizes.iter().enumerate().map(|(at, &size)| Pending::new(at, item(size), "t".into())).collect()
+    }
+
+    #[tokio::test]
+    async fn every_value_has_the_table_of_its_own_bytes_in_any_order() {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let pending = pending(&[70_000, 1, 3 << 20, 65_536]);
+        let tables = Tables::start(&pending, deadline).unwrap();
+        for place in [2, 0, 3, 1] {
+            let (length, value) = (pending[place].length, &pending[place].item.value[0]);
+            let prefix = tables.take(place).await.unwrap();
+            let prefix = stepped::with_header(prefix, History(1), ObjectId(2), [3; 16], length);
+            assert_eq!(prefix, object::build_prefix(History(1), ObjectId(2), [3; 16], &[value]));
+        }
+    }
+
+    #[tokio::test]
+    async fn small_batches_start_no_thread() {
+        assert!(Tables::start(&pending(&[4_096, 4_096]), Deadline::after(Duration::from_secs(60))).is_none());
+    }
+
+    #[tokio::test]
+    async fn past_the_deadline_each_value_has_its_error() {
+        let tables = Tables::start(&pending(&[2 << 20, 10]), Deadline::after(Duration::ZERO)).unwrap();
+        for place in 0..2 {
+            assert_eq!(tables.take(place).await.unwrap_err().code(), ErrorCode::DeadlineExceeded);
+        }
+    }
+}
