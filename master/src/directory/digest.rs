@@ -31,6 +31,11 @@ impl Digest {
         self.sum
     }
 
+    /// Adds all that another has summed up.
+    pub(super) fn absorb(&mut self, other: &Digest) {
+        self.sum = self.sum.wrapping_add(other.sum);
+    }
+
     pub(super) fn add(&mut self, fill: impl FnOnce(&mut Canonical)) {
         self.sum = self.sum.wrapping_add(self.record.hash(fill));
     }

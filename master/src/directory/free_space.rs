@@ -31,6 +31,34 @@ impl FreeSpace {
         space
     }
 
+    /// What lies between these used extents, which are in the order of their addresses. The error names one that overlaps
+    /// the one before it or lies outside.
+    pub(super) fn between(
+        segment: SegmentId,
+        capacity: u64,
+        used: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<FreeSpace, (u64, u64)> {
+        let mut space = FreeSpace::new(segment, 0);
+        let mut gaps = Vec::new();
+        let mut end = 0;
+        for (offset, length) in used {
+            let next = offset.checked_add(length).filter(|&next| next <= capacity && length > 0 && offset >= end);
+            let next = next.ok_or((offset, length))?;
+            if offset > end {
+                gaps.push((end, offset - end));
+            }
+            end = next;
+        }
+        if capacity > end {
+            gaps.push((end, capacity - end));
+        }
+        space.free = gaps.iter().map(|&(_, length)| length).sum();
+        gaps.iter().for_each(|&(offset, length)| space.digest.add(|c| c.free_extent(segment, offset, length)));
+        space.by_length = gaps.iter().map(|&(offset, length)| (length, offset)).collect();
+        space.by_address = gaps.into_iter().collect();
+        Ok(space)
+    }
+
     /// Free bytes.
     pub(super) fn free(&self) -> u64 {
         self.free
@@ -179,6 +207,22 @@ mod tests {
             assert!(!space.take(offset, length), "{offset}+{length}");
         }
         assert_eq!(extents(&space), [(0, 64), (128, 128)]);
+    }
+
+    #[test]
+    fn what_lies_between_is_what_taking_leaves() {
+        for used in [vec![], vec![(0, 64)], vec![(64, 64), (128, 64)], vec![(0, 128), (192, 64)], vec![(0, 256)]] {
+            let mut taken = FreeSpace::new(SegmentId(1), 256);
+            used.iter().for_each(|&(offset, length)| assert!(taken.take(offset, length)));
+            let between = FreeSpace::between(SegmentId(1), 256, used.iter().copied()).unwrap();
+            assert_eq!((extents(&between), between.free()), (extents(&taken), taken.free()));
+            assert_eq!(between.digest(), taken.digest());
+            assert!(between.is_consistent());
+        }
+        for bad in [[(0, 64), (0, 64)], [(0, 128), (64, 64)], [(64, 64), (0, 64)], [(0, 64), (192, 128)], [(0, 0); 2]] {
+            FreeSpace::between(SegmentId(1), 256, bad.into_iter()).unwrap_err();
+        }
+        FreeSpace::between(SegmentId(1), 256, [(64, u64::MAX)].into_iter()).unwrap_err();
     }
 
     #[test]

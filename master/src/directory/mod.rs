@@ -16,8 +16,8 @@ mod core;
 mod digest;
 mod eviction;
 mod free_space;
-mod frozen;
 mod groups;
+mod image;
 mod invariants;
 pub mod limits;
 mod nodes;
@@ -27,7 +27,6 @@ pub mod outcome;
 mod placement;
 mod read;
 mod sessions;
-mod snapshot;
 mod space;
 mod tasks;
 mod tenants;
@@ -38,14 +37,13 @@ mod varint;
 pub mod view;
 
 pub use codec::{DecodeError, EntryBuilder, encode_op};
-pub use frozen::FrozenDirectory;
+pub use image::{FORMAT_VERSION, FrozenDirectory, Manifest, Part, RestoreError};
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{
     Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
     ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token, Turn, Uuid,
 };
 pub use outcome::{Answered, Grant, GrantedReplica, Outcome, Removal};
-pub use snapshot::RestoreError;
 pub use tasks::{Task, TaskState};
 pub use view::{
     Change, CopyView, Counts, GroupView, KeyTest, ListFilter, ListPage, ListedObject, NodeView, ObjectState,
@@ -68,12 +66,12 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// An empty directory. The history only seeds the hash of keys; it is not part of the state.
-    pub fn new(history: History) -> Directory {
+    /// An empty directory.
+    pub fn new(_history: History) -> Directory {
         Directory {
             core: RwLock::new(Core::new()),
             topology: RwLock::new(Core::new().topology()),
-            shards: Arc::new(Shards::new(history.0)),
+            shards: Arc::new(Shards::new()),
         }
     }
 

@@ -165,7 +165,7 @@ impl Shard {
     }
 
     /// Whether no slot is left.
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.len >= OBJECTS_PER_SHARD_MAX
     }
 
@@ -188,13 +188,22 @@ impl Shard {
         slot
     }
 
+    /// Puts a record into a slot, under its key or under none, of a shard that is not yet one of `Shards`.
+    pub(super) fn place(&mut self, number: usize, hash: u64, record: Record, attach: bool) -> Location {
+        let slot = self.insert(record);
+        if attach {
+            self.attach(hash, slot);
+        }
+        Location::new(number, slot)
+    }
+
     /// Puts the record in a slot under its key, which no other has.
-    fn attach(&mut self, hash: u64, seed: u64, slot: u32) {
+    fn attach(&mut self, hash: u64, slot: u32) {
         let chunks = &self.chunks;
         self.table.insert_unique(hash, slot, |&slot| {
             let record = chunks[slot as usize / CHUNK][slot as usize % CHUNK].as_ref();
             let record = record.expect("every slot in the table has a record");
-            key_hash(seed, record.tenant, &record.key)
+            key_hash(record.tenant, &record.key)
         });
     }
 
@@ -210,29 +219,28 @@ impl Shard {
     }
 }
 
-/// Hash of a key: picks the shard and the bucket. Seeded, so that clients cannot aim keys at one bucket.
-fn key_hash(seed: u64, tenant: TenantId, key: &[u8]) -> u64 {
-    xxh3_64_with_seed(key, seed.wrapping_add(u64::from(tenant.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+/// Hash of a key: picks the shard and the bucket. The same in every process, because images are written by shards.
+pub(super) fn key_hash(tenant: TenantId, key: &[u8]) -> u64 {
+    xxh3_64_with_seed(key, u64::from(tenant.0).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// All shards. Lock order: core, topology, then one shard at a time.
 #[derive(Debug)]
 pub(super) struct Shards {
     shards: Box<[RwLock<Shard>]>,
-    seed: u64,
     is_frozen: AtomicBool,
     epoch: AtomicU64,
 }
 
 impl Shards {
-    pub(super) fn new(seed: u64) -> Shards {
+    pub(super) fn new() -> Shards {
         let shards = (0..SHARDS).map(|_| RwLock::new(Shard::default())).collect();
-        Shards { shards, seed, is_frozen: AtomicBool::new(false), epoch: AtomicU64::new(0) }
+        Shards { shards, is_frozen: AtomicBool::new(false), epoch: AtomicU64::new(0) }
     }
 
     /// Hash of a key.
     pub(super) fn hash(&self, tenant: TenantId, key: &[u8]) -> u64 {
-        key_hash(self.seed, tenant, key)
+        key_hash(tenant, key)
     }
 
     /// Shard of a hash: bits that the table uses neither for buckets nor for tags.
@@ -264,7 +272,7 @@ impl Shards {
         let number = Shards::shard_of(hash);
         let mut shard = self.write(number);
         let slot = shard.insert(record);
-        shard.attach(hash, self.seed, slot);
+        shard.attach(hash, slot);
         Location::new(number, slot)
     }
 
@@ -279,7 +287,7 @@ impl Shards {
     pub(super) fn attach(&self, at: Location) {
         let mut shard = self.write(at.shard());
         let hash = shard.record(at.slot()).map(|r| self.hash(r.tenant, &r.key)).expect("the caller found it");
-        shard.attach(hash, self.seed, at.slot());
+        shard.attach(hash, at.slot());
     }
 
     /// Takes a record out.
@@ -296,7 +304,6 @@ impl Shards {
 
     /// Replaces all content.
     pub(super) fn replace(&self, with: Shards) {
-        assert_eq!(self.seed, with.seed);
         self.epoch.fetch_add(1, Ordering::SeqCst);
         for (shard, new) in self.shards.iter().zip(with.shards) {
             *shard.write() = new.into_inner();
@@ -323,10 +330,6 @@ impl Shards {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// An empty one with the same seed.
-    pub(super) fn empty_like(&self) -> Shards {
-        Shards::new(self.seed)
-    }
 }
 
 #[cfg(test)]

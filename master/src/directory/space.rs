@@ -58,6 +58,17 @@ impl Segment {
     }
 }
 
+/// An extent of a segment in an image.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    pub(super) segment: SegmentSlot,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) used_for: Use,
+    /// The object of a replica that is not retired.
+    pub(super) owner: Option<Location>,
+}
+
 /// A replica that left its object while its space stays out of use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Retired {
@@ -236,15 +247,20 @@ impl Space {
         assert!(segment.used.remove(&offset).is_some(), "segment {} offset {offset} is not used", segment.id);
     }
 
-    /// Takes exactly this extent for a use, when a snapshot is read. False: it overlaps another or lies outside.
-    pub(super) fn restore(&mut self, slot: SegmentSlot, offset: u64, bytes: u64, used_for: Use) -> bool {
-        self.change(slot, |s| {
-            let taken = s.free.take(offset, bytes);
-            if taken {
-                *s.counter(used_for) += bytes;
-            }
-            taken
-        })
+    /// Takes all these extents of segments that are wholly free, when an image is read.
+    pub(super) fn fill(&mut self, mut extents: Vec<Extent>) -> Result<(), String> {
+        extents.sort_unstable_by_key(|extent| (extent.segment, extent.offset));
+        for extents in extents.chunk_by(|a, b| a.segment == b.segment) {
+            let segment = self.slots[extents[0].segment as usize].as_mut().expect("the slot was looked up");
+            let used = extents.iter().map(|extent| (extent.offset, extent.bytes));
+            segment.free = FreeSpace::between(segment.id, segment.capacity, used).map_err(|(offset, bytes)| {
+                format!("{offset}+{bytes} of segment {} overlaps another extent or lies outside", segment.id)
+            })?;
+            extents.iter().for_each(|extent| *segment.counter(extent.used_for) += extent.bytes);
+            segment.used = extents.iter().filter_map(|extent| Some((extent.offset, extent.owner?))).collect();
+        }
+        self.choose_eligible();
+        Ok(())
     }
 
     /// What `eligible` and `by_largest` should be, from the segments.

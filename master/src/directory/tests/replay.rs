@@ -7,7 +7,7 @@ use crate::directory::{
     ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId, TaskState, TenantId, Turn,
 };
 use bytes::Bytes;
-use tidepool_proto::{History, ObjectId};
+use tidepool_proto::ObjectId;
 
 /// A new directory that applied a log.
 pub(super) fn replay(log: &[(u64, Bytes)]) -> Directory {
@@ -23,7 +23,7 @@ pub(super) fn continue_with(directory: &Directory, log: &[(u64, Bytes)]) {
     }
 }
 
-fn bytes_of(frozen: &FrozenDirectory) -> Vec<u8> {
+pub(in crate::directory) fn bytes_of(frozen: &FrozenDirectory) -> Vec<u8> {
     let mut bytes = Vec::new();
     frozen.write_to(&mut bytes).unwrap();
     bytes
@@ -38,7 +38,7 @@ pub(super) fn restored(frozen: &FrozenDirectory) -> Directory {
     world.directory
 }
 
-fn busy() -> World {
+pub(in crate::directory) fn busy() -> World {
     let (mut world, nodes, session) = World::with_nodes(3, 1 << 16);
     for i in 0..20 {
         world.put(session, &format!("k{i}"), 100 + i * 37);
@@ -138,14 +138,16 @@ fn a_freeze_of_a_state_that_was_replaced_is_not_written() {
     assert!(frozen.write_to(&mut Vec::new()).is_err());
 }
 
-/// The seed of the key hash is no part of the state.
+/// Fails when the order of rows is that of slots, which depends on what was there before.
 #[test]
-fn another_history_has_the_same_digest_and_bytes() {
+fn equal_states_have_equal_bytes_however_they_were_reached() {
     let world = busy();
-    let other = Directory::new(History(99));
-    continue_with(&other, &world.log);
-    assert_eq!(other.digest(), world.directory.digest());
-    assert_eq!(bytes_of(&other.freeze()), bytes_of(&world.directory.freeze()));
+    let restored = restored(&world.directory.freeze());
+    let replayed = replay(&world.log);
+    for other in [restored, replayed] {
+        assert_eq!(other.digest(), world.directory.digest());
+        assert_eq!(bytes_of(&other.freeze()), bytes_of(&world.directory.freeze()));
+    }
 }
 
 #[test]
@@ -162,19 +164,6 @@ fn one_changed_byte_or_a_short_read_is_refused_and_changes_nothing() {
     }
     assert_eq!(target.directory.digest(), before);
     target.directory.check_invariants().unwrap();
-}
-
-/// With a correct checksum over wrong content (a bug, not a bad disk) the digest still tells.
-#[test]
-fn a_snapshot_whose_digest_does_not_come_out_is_refused() {
-    let world = busy();
-    let mut bytes = bytes_of(&world.directory.freeze());
-    let body = bytes.len() - 16;
-    bytes[body - 1] ^= 1;
-    let checksum = xxhash_rust::xxh3::xxh3_128(&bytes[..body]);
-    bytes[body..].copy_from_slice(&checksum.to_le_bytes());
-    let error = Directory::new(HISTORY).restore(&mut &bytes[..]).unwrap_err();
-    assert!(matches!(error, RestoreError::Digest { .. }), "{error}");
 }
 
 /// What an upsert would replace, and what is copied, has ended.
@@ -197,24 +186,5 @@ fn a_snapshot_that_replaces_or_copies_an_open_put_is_refused() {
         let bytes = bytes_of(&directory.freeze());
         let error = Directory::new(HISTORY).restore(&mut &bytes[..]).unwrap_err();
         assert!(matches!(error, RestoreError::Inconsistent(_)), "{error}");
-    }
-}
-
-/// Garbage behind a correct checksum: an error, never a panic.
-#[test]
-fn mutated_content_behind_a_correct_checksum_never_panics() {
-    let bytes = bytes_of(&busy().directory.freeze());
-    for at in 8..bytes.len() - 32 {
-        for change in [1u8, 0x80, 0xff] {
-            let mut bad = bytes[..bytes.len() - 16].to_vec();
-            bad[at] ^= change;
-            let checksum = xxhash_rust::xxh3::xxh3_128(&bad);
-            bad.extend_from_slice(&checksum.to_le_bytes());
-            // Applied position is not covered by the digest, so a few changes do pass.
-            let directory = Directory::new(HISTORY);
-            if directory.restore(&mut &bad[..]).is_ok() {
-                directory.check_invariants().unwrap();
-            }
-        }
     }
 }

@@ -9,11 +9,11 @@ use bytes::Bytes;
 use tidepool_proto::{ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
 /// The history tests run in.
-pub(super) const HISTORY: History = History(7);
+pub(in crate::directory) const HISTORY: History = History(7);
 
 /// See the file.
-pub(super) struct World {
-    pub(super) directory: Directory,
+pub(in crate::directory) struct World {
+    pub(in crate::directory) directory: Directory,
     pub(super) log: Vec<(u64, Bytes)>,
     pub(super) time_ms: u64,
     tokens: u64,

@@ -1,0 +1,76 @@
+//! The whole state as bytes, and back into an equal state. One form for log compaction, for a standby that catches up,
+//! and for recovery from cold.
+//!
+//! Equal states have equal bytes before compression: rows are in the order of their ids, shards in the order of their
+//! numbers, and a shard's number depends on the key alone. Free extents, indexes and counters are not written: they
+//! follow from the rest, and the stored digest, which covers them, must come out again.
+//!
+//! `rows` says what is written, `frame` how it is packed, `manifest` what is checked; `write` and `load` do it.
+
+mod frame;
+mod load;
+mod manifest;
+mod rows;
+mod shard;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use manifest::{FORMAT_VERSION, Manifest, Part};
+pub use write::FrozenDirectory;
+
+use super::Directory;
+use super::core::Core;
+use super::objects::Shards;
+use std::io;
+
+/// Why an image was not installed. The state is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Reading failed.
+    #[error("the image could not be read: {0}")]
+    Io(#[from] io::Error),
+    /// Not an image, or one of another version.
+    #[error("{0}")]
+    Version(String),
+    /// Bytes are missing or changed.
+    #[error("the image is damaged: {0}")]
+    Damaged(String),
+    /// Its parts contradict each other.
+    #[error("the image contradicts itself: {0}")]
+    Inconsistent(String),
+    /// The state read has another digest than the state written.
+    #[error("the image has digest {read:032x}, it was written as {written:032x}")]
+    Digest {
+        /// In the image.
+        written: u128,
+        /// Of what was read.
+        read: u128,
+    },
+}
+
+fn inconsistent(what: impl Into<String>) -> RestoreError {
+    RestoreError::Inconsistent(what.into())
+}
+
+impl Directory {
+    /// The state at the applied index. Apply waits for what is small and for the start of the undo lists, not for the
+    /// objects; those are encoded by `write_to`, beside it. A second freeze before the first is dropped encodes all of
+    /// them at once.
+    pub fn freeze(&self) -> FrozenDirectory {
+        write::freeze(&self.core.read(), &self.shards)
+    }
+
+    /// Replaces the whole state by a frozen one, after checking it wholly.
+    pub fn restore(&self, input: &mut dyn io::Read) -> Result<Manifest, RestoreError> {
+        let shards = Shards::new();
+        let (core, manifest) = load::load(input, &shards)?;
+        let mut place = self.core.write();
+        let mut topology = self.topology.write();
+        self.shards.replace(shards);
+        *topology = core.topology();
+        let changes = place.changes.take();
+        *place = Core { changes: changes.map(|_| Vec::new()), ..core };
+        Ok(manifest)
+    }
+}

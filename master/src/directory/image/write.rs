@@ -1,0 +1,204 @@
+//! `FrozenDirectory`: the state at one log index, written beside the apply loop.
+//!
+//! A freeze copies no record (M5): it starts an undo list in every shard. Apply notes a record there before it first
+//! changes it; the writer prefers what is noted to what is there. So apply pauses for the shards' locks and for what is
+//! small (nodes, segments, sessions, retired space), and later pays one copy per record it changes meanwhile.
+
+use super::frame::{Frame, Kind, MAGIC};
+use super::manifest::{FORMAT_VERSION, Manifest, PartSum};
+use super::rows::{
+    Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow, TaskRow, TasksPart,
+    TenantRow,
+};
+use super::shard::{References, encode};
+use crate::directory::core::Core;
+use crate::directory::digest::answered_parts;
+use crate::directory::limits::{FEATURE_LEVEL, SHARDS};
+use crate::directory::objects::Shards;
+use serde::Serialize;
+use std::io;
+use std::sync::Arc;
+
+/// Where the objects of a freeze are.
+#[derive(Debug)]
+enum Source {
+    /// In the shards, with their undo lists; the epoch tells whether the state was replaced since.
+    Shards(Arc<Shards>, u64),
+    /// Encoded at the freeze, because another freeze held the undo lists: rows and bytes of each shard.
+    Encoded(Vec<(u32, Vec<u8>)>),
+}
+
+/// The whole state at one index, to be written beside the apply loop.
+#[derive(Debug)]
+pub struct FrozenDirectory {
+    applied: Option<(u64, u64)>,
+    segments: (u32, Vec<u8>),
+    tasks: (u32, Vec<u8>),
+    references: References,
+    source: Source,
+    digest: u128,
+}
+
+pub(super) fn freeze(core: &Core, shards: &Arc<Shards>) -> FrozenDirectory {
+    let references = References { segments: core.space.ids_by_slot(), open: core.open.clone() };
+    let source = if shards.freeze() {
+        Source::Shards(Arc::clone(shards), shards.epoch())
+    } else {
+        Source::Encoded((0..SHARDS).map(|number| encode(shards.read(number).records(), &references)).collect())
+    };
+    FrozenDirectory {
+        applied: core.applied,
+        segments: (core.space.by_id.len() as u32, segments(core)),
+        tasks: (core.tasks.by_id.len() as u32, tasks(core)),
+        references,
+        source,
+        digest: core.digest(),
+    }
+}
+
+impl FrozenDirectory {
+    /// Writes it. Fails also when the whole state was replaced (a snapshot was installed) before it was written.
+    pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        out.write_all(MAGIC)?;
+        let segments = Frame::plain(Kind::Segments, self.segments.0, self.segments.1.clone());
+        let tasks = Frame::plain(Kind::Tasks, self.tasks.0, self.tasks.1.clone());
+        segments.write(out)?;
+        let mut metadata = PartSum::default();
+        for number in 0..SHARDS {
+            let (rows, raw) = match &self.source {
+                Source::Encoded(shards) => shards[number].clone(),
+                Source::Shards(shards, _) => encode(shards.read(number).frozen_records(), &self.references),
+            };
+            if rows > 0 {
+                let frame = Frame::shard(number as u16, rows, &raw)?;
+                metadata.add(&frame.encoded_header());
+                metadata.add(&frame.stored);
+                metadata.rows(rows.into());
+                frame.write(out)?;
+            }
+        }
+        if let Source::Shards(shards, epoch) = &self.source
+            && shards.epoch() != *epoch
+        {
+            return Err(io::Error::other("the state was replaced before its snapshot was written"));
+        }
+        tasks.write(out)?;
+        let manifest = Manifest {
+            format: FORMAT_VERSION,
+            feature_level: FEATURE_LEVEL,
+            applied: self.applied,
+            segments: segments.part(),
+            metadata: metadata.part(),
+            task_manager: tasks.part(),
+            digest: self.digest,
+        };
+        Frame::plain(Kind::Manifest, 0, manifest.to_string().into_bytes()).write(out)
+    }
+}
+
+impl Drop for FrozenDirectory {
+    fn drop(&mut self) {
+        if let Source::Shards(shards, _) = &self.source {
+            shards.thaw();
+        }
+    }
+}
+
+fn pack(part: &impl Serialize) -> Vec<u8> {
+    rmp_serde::to_vec(part).expect("rows are numbers, texts and bytes")
+}
+
+fn segments(core: &Core) -> Vec<u8> {
+    let config = core.config.config;
+    let checkpoint = core.checkpoint.map(|(index, digest)| (index, digest.to_le_bytes()));
+    pack(&SegmentsPart {
+        applied: core.applied,
+        clock: core.clock.0,
+        config: ConfigRow {
+            lease_ttl_max_ms: config.lease_ttl_max_ms,
+            put_start_discard_timeout_ms: config.put_start_discard_timeout_ms,
+            objects_max: config.objects_max,
+            strategy: config.strategy as u8,
+            secret: Bin(&config.secret.0),
+            lease_ttl_max_before_ms: core.config.lease_ttl_max_before_ms,
+            lease_ttl_lowered_at: core.config.lease_ttl_lowered_at.0,
+        },
+        checkpoint: checkpoint.as_ref().map(|(index, digest)| (*index, Bin(digest))),
+        next_tenant: core.tenants.next,
+        tenants: core.tenants.iter().map(|(id, tenant)| TenantRow {
+            tenant: id.0,
+            name: &tenant.name,
+            quota_bytes: tenant.quota.bytes,
+            quota_objects: tenant.quota.objects,
+            refuse: tenant.quota.refuse,
+        }).collect(),
+        nodes: core.nodes.by_id.iter().map(|(id, node)| NodeRow {
+            node: id.0,
+            node_uuid: Bin(&node.node_uuid),
+            process_uuid: Bin(&node.process_uuid),
+            incarnation: node.incarnation.0,
+            address: &node.address,
+            host_id: &node.host_id,
+            contact: node.contact as u8,
+            earlier_processes: node.earlier_processes.iter().map(|uuid| Bin(uuid)).collect(),
+        }).collect(),
+        segments: core.space.iter().map(|(_, segment)| SegmentRow {
+            segment: segment.id.0,
+            node: segment.node.0,
+            name: &segment.name,
+            capacity: segment.capacity,
+            draining: segment.draining,
+        }).collect(),
+        sessions: core.sessions.by_id.iter().map(|(id, session)| SessionRow {
+            session: id.0,
+            client_uuid: Bin(&session.client_uuid),
+            host_id: &session.host_id,
+            floor: session.floor,
+            outcomes: session.outcomes.iter().map(|(&sequence, &answered)| {
+                let (kind, number) = answered_parts(answered);
+                (sequence, kind, number)
+            }).collect(),
+        }).collect(),
+        retired: core.retired.iter().map(|(id, retired)| RetiredRow {
+            replica: id.0,
+            object: retired.object.0,
+            segment: core.space.segment(retired.segment).id.0,
+            offset: retired.offset,
+            bytes: retired.bytes,
+            clean: retired.clean,
+        }).collect(),
+        lost: core.groups.by_name.iter().filter(|(_, group)| !group.lost.is_empty()).map(|((tenant, name), group)| {
+            LostRow { tenant: tenant.0, group: Bin(name), keys: group.lost.iter().map(|key| Bin(key)).collect() }
+        }).collect(),
+    })
+}
+
+fn tasks(core: &Core) -> Vec<u8> {
+    pack(&TasksPart {
+        copies: core.copies.by_replica.iter().map(|(replica, copy)| CopyRow {
+            replica: replica.0,
+            object: copy.object.0,
+            instead_of: copy.instead_of.map_or(0, |r| r.0),
+            segment: core.space.segment(copy.segment).id.0,
+            offset: copy.offset,
+            started: copy.started.0,
+            task: copy.task.0,
+        }).collect(),
+        tasks: core.tasks.by_id.iter().map(|(id, task)| TaskRow {
+            task: id.0,
+            kind: task.kind as u8,
+            state: task.state as u8,
+            unmount: task.unmount,
+            token: Bin(&task.token),
+            object: task.object.0,
+            sources: task.sources.iter().map(|segment| segment.0).collect(),
+            targets: task.targets.iter().map(|segment| segment.0).collect(),
+            concurrency: task.concurrency,
+            created: task.created.0,
+            ended: task.ended.0,
+            done: task.done,
+            left: task.left,
+            message: &task.message,
+        }).collect(),
+    })
+}
