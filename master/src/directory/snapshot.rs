@@ -4,12 +4,14 @@
 //! not written: they follow from the rest, and the stored digest (which covers them) must come out again.
 
 use super::Directory;
+use super::audit::Auditor;
 use super::codec::{choice, small, soft_pin, tenant};
 use super::copies::OpenCopy;
 use super::core::{Core, OpenPut};
-use super::digest::{answered_parts, soft_pin_parts};
+use super::digest::{Sign, answered_parts, soft_pin_parts};
 use super::free_space::FreeSpace;
 use super::frozen::{FrozenDirectory, Objects, References, Source};
+use super::groups::Joins;
 use super::limits::{Config, ConfigState, SHARDS, Strategy};
 use super::nodes::{EARLIER_PROCESSES_MAX, Node};
 use super::objects::{Record, Replica, Shards};
@@ -29,7 +31,7 @@ use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 use xxhash_rust::xxh3::xxh3_128;
 
-pub(super) const MAGIC: [u8; 8] = *b"TPDIR\0\0\x01";
+pub(super) const MAGIC: [u8; 8] = *b"TPDIR\0\0\x02";
 const TRAILER_BYTES: usize = 32;
 /// Why a snapshot was not installed. The state is as before.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +96,8 @@ impl Directory {
         self.shards.replace(shards);
         *topology = core.topology();
         let changes = place.changes.take();
-        *place = Core { changes: changes.map(|_| Vec::new()), ..core };
+        let auditor = Auditor::after(&place.auditor);
+        *place = Core { changes: changes.map(|_| Vec::new()), auditor, ..core };
         Ok(())
     }
 }
@@ -109,6 +112,8 @@ fn write_head(core: &Core, out: &mut Vec<u8>) {
     put_varint(out, config.lease_ttl_max_ms);
     put_varint(out, config.put_start_discard_timeout_ms);
     put_varint(out, config.objects_max);
+    put_varint(out, config.granted_bytes_min);
+    put_varint(out, config.hard_pinned_percent_max);
     out.push(config.strategy as u8);
     out.extend_from_slice(&config.secret.0);
     put_varint(out, lease_ttl_max_before_ms);
@@ -289,6 +294,8 @@ fn read_head(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreErro
             lease_ttl_max_ms: reader.varint("lease ttl")?,
             put_start_discard_timeout_ms: reader.varint("discard timeout")?,
             objects_max: reader.varint("objects max")?,
+            granted_bytes_min: reader.varint("granted bytes")?,
+            hard_pinned_percent_max: reader.varint("hard-pinned percent")?,
             strategy: choice(reader, "strategy", &Strategy::ALL)?,
             secret: Secret(reader.array("secret")?),
         },
@@ -404,7 +411,7 @@ fn read_sessions(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), Restore
             open_grants: 0,
             open_bytes: 0,
         };
-        core.digest.add(|c| c.session(id, &session));
+        core.parts.sessions.add(&id, |c| c.session(id, &session));
         for _ in 0..reader.count(3, "outcomes")? {
             let sequence = reader.varint("sequence")?;
             let answered = match (reader.byte("outcome")?, reader.varint("outcome")?) {
@@ -415,7 +422,7 @@ fn read_sessions(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), Restore
                 (4, object) => Answered::Upsert(ObjectId(object)),
                 (other, _) => return Err(DecodeError::Unknown { what: "outcome", value: other.into() }.into()),
             };
-            core.digest.add(|c| c.answered(id, sequence, answered));
+            core.parts.sessions.add(&id, |c| c.answered(id, sequence, answered));
             session.outcomes.insert(sequence, answered);
         }
         let is_new = core.sessions.by_uuid.insert(session.client_uuid, id).is_none();
@@ -475,13 +482,18 @@ fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Res
             session.open_bytes += bytes * replicas as u64;
         }
     }
-    core.digest.add(|c| c.object(&record, open.as_ref(), &core.space));
     core.note_copies(&record);
     let account = core.tenants.get_mut(owner).expect("checked before");
     account.bytes += record.all_bytes();
     account.objects += 1;
+    account.hard_pinned_bytes += record.hard_pinned_bytes();
     if let Some(name) = record.group() {
-        core.groups.join((owner, name.clone()), object, replaces.is_some());
+        let joins = match (record.is_complete(), replaces) {
+            (true, _) => Joins::Finished,
+            (false, None) => Joins::Put,
+            (false, Some(_)) => Joins::Upsert,
+        };
+        core.groups.join((owner, name.clone()), object, joins);
     }
     let hash = shards.hash(record.tenant, &record.key);
     let elder = shards.locate(hash, record.tenant, &record.key);
@@ -502,6 +514,7 @@ fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Res
     for replica in extents {
         core.space.note_used(replica.segment, replica.offset, at);
     }
+    shards.with(at, |record| core.objects.change(at, record, open.as_ref(), &core.space, Sign::Add));
     if core.index.insert(object, at).is_some() {
         return Err(RestoreError::Inconsistent(format!("object {object} comes twice")));
     }
@@ -554,7 +567,7 @@ fn read_retired(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreE
         };
         for _ in 0..reader.count(1, "lost members")? {
             let key = reader.bytes("key")?;
-            core.digest.add(|c| c.lost_member(&name, key));
+            core.parts.lost_members.add(&name, |c| c.lost_member(&name, key));
             group.lost.insert(key.into());
         }
     }

@@ -71,7 +71,7 @@ impl NodeFace {
                 other => return Err(unexpected("mount_segment", &other)),
             });
         }
-        tenure.set_capacity_bytes(self.service.directory().counts().capacity_bytes);
+        tenure.note_segments(self.service.directory());
         Ok(mounted)
     }
 

@@ -1,11 +1,13 @@
 //! Tests of the directory as a whole.
 
+mod audit;
 mod bad_ops;
 mod copies;
 mod decode;
 mod eviction;
 mod generator;
 mod groups;
+mod limits;
 mod listing;
 mod measure;
 mod model;

@@ -38,7 +38,7 @@ pub(super) fn restored(frozen: &FrozenDirectory) -> Directory {
     world.directory
 }
 
-fn busy() -> World {
+pub(super) fn busy() -> World {
     let (mut world, nodes, session) = World::with_nodes(3, 1 << 16);
     for i in 0..20 {
         world.put(session, &format!("k{i}"), 100 + i * 37);

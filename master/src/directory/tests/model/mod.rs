@@ -111,6 +111,8 @@ pub(super) struct Model {
     /// (tenant, group, key) of members that groups miss.
     lost: BTreeSet<(TenantId, Vec<u8>, Vec<u8>)>,
     objects_max: u64,
+    granted_bytes_min: u64,
+    hard_pinned_percent_max: u64,
     clock: u64,
     /// What happened that outcomes do not tell: the generator must reach it.
     pub(super) events: BTreeSet<&'static str>,
@@ -133,6 +135,8 @@ impl Model {
             tenants: [(TenantId::DEFAULT, ("default".to_owned(), Quota::default()))].into(),
             lost: BTreeSet::new(),
             objects_max: 1 << 28,
+            granted_bytes_min: 1 << 28,
+            hard_pinned_percent_max: 90,
             clock: 0,
             events: BTreeSet::new(),
         }
@@ -254,9 +258,11 @@ impl Model {
             Op::EndTask { task, state, left, .. } => self.end_task(*task, *state, *left),
             Op::SetConfig(config) => {
                 self.objects_max = config.objects_max;
+                self.granted_bytes_min = config.granted_bytes_min;
+                self.hard_pinned_percent_max = config.hard_pinned_percent_max;
                 Ok(Outcome::Done)
             }
-            Op::Checkpoint { .. } => Ok(Outcome::Done),
+            Op::Checkpoint { .. } | Op::Audit => Ok(Outcome::Done),
         }
     }
 }
