@@ -34,7 +34,7 @@ mod space;
 mod tasks;
 mod tenants;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod topology;
 mod varint;
 pub mod view;

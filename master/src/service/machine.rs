@@ -29,7 +29,14 @@ pub struct Machine {
     ops: AtomicU64,
     entries: AtomicU64,
     audit: AuditMetrics,
+    /// What was applied, for tests to compare with a model of it.
+    #[cfg(test)]
+    history: Mutex<Vec<AppliedEntry>>,
 }
+
+/// Index, payload and outcomes; an entry without ops has neither.
+#[cfg(test)]
+pub type AppliedEntry = (u64, Vec<u8>, Vec<Outcome>);
 
 impl Machine {
     /// An empty directory, with the eviction policies of this name.
@@ -44,6 +51,8 @@ impl Machine {
             ops: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             audit,
+            #[cfg(test)]
+            history: Mutex::default(),
         })
     }
 
@@ -55,6 +64,12 @@ impl Machine {
     /// The eviction policies, kept warm by what is applied.
     pub fn evictor(&self) -> &Evictor {
         &self.evictor
+    }
+
+    /// What was applied since the last call.
+    #[cfg(test)]
+    pub fn take_applied(&self) -> Vec<AppliedEntry> {
+        std::mem::take(&mut *self.history.lock())
     }
 
     /// Metrics of the auditor.
@@ -104,6 +119,8 @@ impl StateMachine for Machine {
             let (ops, got) = (entry.ops.len(), outcomes.len());
             return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
         }
+        #[cfg(test)]
+        self.history.lock().push((at.index, payload.to_vec(), outcomes.clone()));
         self.evictor.changed(self.directory.take_changes());
         self.ops.fetch_add(entry.ops.len() as u64, Ordering::Relaxed);
         self.entries.fetch_add(1, Ordering::Relaxed);
@@ -120,6 +137,8 @@ impl StateMachine for Machine {
 
     fn skip(&self, at: LogPosition) {
         self.directory.skip(at.index, at.term);
+        #[cfg(test)]
+        self.history.lock().push((at.index, Vec::new(), Vec::new()));
         self.advance(at);
     }
 

@@ -114,6 +114,12 @@ impl Master {
         Ok(Master { service, node, registry, local, stopped, closing })
     }
 
+    /// What tests need beside the wire.
+    #[cfg(test)]
+    pub(super) fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+
     /// Where the RPC port listens.
     pub fn local_address(&self) -> SocketAddr {
         self.local

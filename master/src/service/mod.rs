@@ -34,6 +34,8 @@ mod status;
 mod tasks;
 mod tenants;
 mod tenure;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 pub use logging::LogFilter;

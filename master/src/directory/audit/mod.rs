@@ -160,6 +160,12 @@ impl Directory {
         std::mem::take(&mut self.core.write().auditor.found)
     }
 
+    /// Makes a counter wrong, for tests of who is told.
+    #[cfg(test)]
+    pub fn spoil_a_counter(&self) {
+        self.core.write().space.spoil();
+    }
+
     /// How far the auditor of this process has come.
     pub fn audit_progress(&self) -> AuditProgress {
         self.core.read().auditor.progress

@@ -10,7 +10,7 @@ mod groups;
 mod limits;
 mod listing;
 mod measure;
-mod model;
+pub(crate) mod model;
 mod pins;
 mod placement;
 mod put;

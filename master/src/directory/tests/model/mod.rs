@@ -97,7 +97,7 @@ pub(super) struct Retry<'m> {
 
 /// See the file.
 #[derive(Clone, Debug)]
-pub(super) struct Model {
+pub(crate) struct Model {
     objects: Vec<Object>,
     segments: Vec<Segment>,
     nodes: Vec<Node>,
@@ -121,7 +121,7 @@ pub(super) struct Model {
 const DISCARD_MS: u64 = 30_000;
 
 impl Model {
-    pub(super) fn new() -> Model {
+    pub(crate) fn new() -> Model {
         Model {
             objects: Vec::new(),
             segments: Vec::new(),
@@ -142,7 +142,7 @@ impl Model {
         }
     }
 
-    pub(super) fn advance(&mut self, log_time: u64) {
+    pub(crate) fn advance(&mut self, log_time: u64) {
         self.clock = self.clock.max(log_time);
     }
 
@@ -193,7 +193,7 @@ impl Model {
     }
 
     /// Applies an op, comparing what it should answer with what it answered.
-    pub(super) fn apply(&mut self, at: OpId, op: &Op<'_>, outcome: &Outcome) {
+    pub(crate) fn apply(&mut self, at: OpId, op: &Op<'_>, outcome: &Outcome) {
         if let Op::PutStart(put) = op {
             return self.put_start(at, put, outcome);
         }
