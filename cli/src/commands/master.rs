@@ -144,6 +144,9 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     options.evict_soft_pinned = config.boolean("master.evict_soft_pinned");
     options.soft_pin_ttl_default = config.duration("master.soft_pin_ttl");
     options.objects_max = config.integer("master.objects_max");
+    options.granted_bytes_min = config.size("master.granted_bytes_min");
+    options.hard_pinned_percent_max = config.integer("master.hard_pinned_percent_max");
+    options.audit_interval = config.duration("master.audit_interval");
     (options.allocation_strategy, options.local_first) = match config.text("master.allocation_strategy") {
         "random" => (Strategy::Random, false),
         "free_ratio_first" => (Strategy::FreeRatioFirst, false),

@@ -266,6 +266,27 @@ pub static SETTINGS: &[Setting] = &[
     ),
     setting(
         Section::Master,
+        "granted_bytes_min",
+        Kind::Size,
+        "256MiB",
+        "bytes that one client may have granted and not ended in any pool; in a large one it is 10 % of the pool; replicated",
+    ),
+    setting(
+        Section::Master,
+        "hard_pinned_percent_max",
+        Kind::Integer(0, 100),
+        "90",
+        "share of the pool that tenants without a quota of bytes may pin for good; more such puts are refused; replicated",
+    ),
+    setting(
+        Section::Master,
+        "audit_interval",
+        Kind::Duration,
+        "1s",
+        "how often every master recomputes one more shard of its directory and compares it with what it keeps up; 0: never",
+    ),
+    setting(
+        Section::Master,
         "allocation_strategy",
         Kind::Choice(&["balanced", "random", "free_ratio_first", "local_first"]),
         "balanced",

@@ -54,6 +54,9 @@ mod tag {
     pub(super) const COPY_END: u8 = 24;
     pub(super) const CREATE_TASK: u8 = 25;
     pub(super) const END_TASK: u8 = 26;
+    pub(super) const AUDIT: u8 = 31;
+    /// SET_CONFIG with the limits on what is granted and pinned; the first form leaves them at their defaults.
+    pub(super) const SET_CONFIG_2: u8 = 32;
 }
 
 /// Ops being gathered into an entry. Ops may be encoded elsewhere (`encode_op`) and only copied here.
@@ -264,7 +267,9 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             put_bytes(out, message.as_bytes());
         }
         Op::SetConfig(config) => {
-            out.push(tag::SET_CONFIG);
+            out.push(tag::SET_CONFIG_2);
+            put_varint(out, config.granted_bytes_min);
+            put_varint(out, config.hard_pinned_percent_max);
             put_varint(out, config.lease_ttl_max_ms);
             put_varint(out, config.put_start_discard_timeout_ms);
             put_varint(out, config.objects_max);
@@ -276,6 +281,7 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             put_varint(out, *index);
             out.extend_from_slice(&digest.to_le_bytes());
         }
+        Op::Audit => out.push(tag::AUDIT),
     }
 }
 
@@ -448,18 +454,31 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
             left: reader.varint("left")?,
             message: reader.text("message")?,
         },
-        tag::SET_CONFIG => Op::SetConfig(Config {
-            lease_ttl_max_ms: reader.varint("lease ttl")?,
-            put_start_discard_timeout_ms: reader.varint("discard timeout")?,
-            objects_max: reader.varint("objects max")?,
-            strategy: choice(reader, "strategy", &Strategy::ALL)?,
-            secret: Secret(reader.array("secret")?),
-        }),
+        tag::SET_CONFIG => Op::SetConfig(decode_config(reader, Config::default())?),
+        tag::SET_CONFIG_2 => {
+            let granted_bytes_min = reader.varint("granted bytes")?;
+            let hard_pinned_percent_max = reader.varint("hard-pinned percent")?;
+            let limits = Config { granted_bytes_min, hard_pinned_percent_max, ..Config::default() };
+            Op::SetConfig(decode_config(reader, limits)?)
+        }
+        tag::AUDIT => Op::Audit,
         tag::CHECKPOINT => Op::Checkpoint {
             index: reader.varint("checkpoint index")?,
             digest: u128::from_le_bytes(reader.array("checkpoint digest")?),
         },
         other => return Err(DecodeError::Unknown { what: "op tag", value: other.into() }),
+    })
+}
+
+/// The first form of a configuration; what it does not have is that of `limits`.
+fn decode_config(reader: &mut Reader<'_>, limits: Config) -> Result<Config, DecodeError> {
+    Ok(Config {
+        lease_ttl_max_ms: reader.varint("lease ttl")?,
+        put_start_discard_timeout_ms: reader.varint("discard timeout")?,
+        objects_max: reader.varint("objects max")?,
+        strategy: choice(reader, "strategy", &Strategy::ALL)?,
+        secret: Secret(reader.array("secret")?),
+        ..limits
     })
 }
 

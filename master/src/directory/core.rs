@@ -1,16 +1,17 @@
 //! `Core`: everything apply reads except the object records, which lie in the shards.
 
+use super::audit::{Auditor, ObjectSums, Parts};
 use super::copies::Copies;
-use super::digest::Digest;
+use super::digest::{Digest, Sign};
 use super::groups::Groups;
 use super::limits::ConfigState;
 use super::nodes::Nodes;
 use super::objects::{Location, Record};
-use super::op::{SessionId, SoftPinAction, TenantId, Token};
+use super::op::{Contact, SessionId, SoftPinAction, TenantId, Token};
 use super::sessions::Sessions;
 use super::space::{Retired, Space};
 use super::tasks::Tasks;
-use super::tenants::Tenants;
+use super::tenants::{Tenant, Tenants};
 use super::topology::{SegmentPlace, Topology};
 use super::view::{Change, NodeView};
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +43,14 @@ pub(super) struct Core {
     pub(super) retired: BTreeMap<ReplicaId, Retired>,
     /// The unclean ones of `retired`, by node.
     pub(super) unclean: BTreeSet<(NodeId, ReplicaId)>,
+    /// Part of the digest of what is neither an object, nor free, nor in `parts`.
     pub(super) digest: Digest,
+    /// The objects' part.
+    pub(super) objects: ObjectSums,
+    /// The parts that may be large.
+    pub(super) parts: Parts,
+    /// Not state.
+    pub(super) auditor: Auditor,
     /// What became readable or went since it was last taken; kept only when somebody takes it. Not state.
     pub(super) changes: Option<Vec<Change>>,
 }
@@ -90,18 +98,22 @@ impl Core {
             retired: BTreeMap::new(),
             unclean: BTreeSet::new(),
             digest,
+            objects: ObjectSums::new(),
+            parts: Parts::default(),
+            auditor: Auditor::default(),
             changes: None,
         }
     }
 
     /// State digest (M2).
     pub(super) fn digest(&self) -> u128 {
-        self.digest.sum().wrapping_add(self.space.digest())
+        let sums = [self.space.digest(), self.objects.sum(), self.parts.sum()];
+        sums.iter().fold(self.digest.sum(), |sum, &part| sum.wrapping_add(part))
     }
 
     /// Notes whether an object has fewer replicas than its put made.
     pub(super) fn note_copies(&mut self, record: &Record) {
-        if record.is_complete() && record.replicas.len() < usize::from(record.copies) {
+        if record.is_degraded() {
             self.degraded.insert(record.object);
         } else {
             self.degraded.remove(&record.object);
@@ -123,6 +135,19 @@ impl Core {
         self.applied = Some((index, term));
     }
 
+    /// Bytes that a tenant may still pin for good: any number within a quota of bytes; the tenants without share a part of
+    /// the pool.
+    pub(super) fn hard_pin_room(&self, tenant: TenantId) -> u64 {
+        let has_quota = |tenant: &Tenant| tenant.quota.bytes != 0;
+        if self.tenants.get(tenant).is_some_and(has_quota) {
+            return u64::MAX;
+        }
+        let without = self.tenants.iter().filter(|(_, tenant)| !has_quota(tenant));
+        let pinned = without.fold(0u64, |sum, (_, tenant)| sum.saturating_add(tenant.hard_pinned_bytes));
+        let share = u128::from(self.space.capacity()) * u128::from(self.config.config.hard_pinned_percent_max) / 100;
+        u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(pinned)
+    }
+
     /// Log time never goes back (T1).
     pub(super) fn advance_clock(&mut self, to: LogTime) {
         if to > self.clock {
@@ -137,18 +162,29 @@ impl Core {
         if !retired.clean {
             self.unclean.insert((self.space.segment(retired.segment).node, id));
         }
-        self.digest.add(|c| c.retired(id, &retired, &self.space));
+        self.parts.retired.add(&id, |c| c.retired(id, &retired, &self.space));
+        self.book_retired(id, &retired, Sign::Add);
         assert!(self.retired.insert(id, retired).is_none(), "replica {id} retires twice");
     }
 
     /// Takes a retired replica out of the books; what becomes of its space is the caller's.
     pub(super) fn forget_retired(&mut self, id: ReplicaId) -> Option<Retired> {
         let retired = self.retired.remove(&id)?;
-        self.digest.sub(|c| c.retired(id, &retired, &self.space));
+        self.parts.retired.sub(&id, |c| c.retired(id, &retired, &self.space));
+        self.book_retired(id, &retired, Sign::Sub);
         if !retired.clean {
             self.unclean.remove(&(self.space.segment(retired.segment).node, id));
         }
         Some(retired)
+    }
+
+    /// Books a retired replica for the auditor, if it has passed it.
+    fn book_retired(&mut self, id: ReplicaId, retired: &Retired, sign: Sign) {
+        if self.parts.retired.has_walked(&id) {
+            let books = &mut self.objects.books;
+            sign.count(&mut books.segment(retired.segment).retired, retired.bytes);
+            sign.count(&mut books.unclean, (!retired.clean).into());
+        }
     }
 
     /// What readers need of nodes and segments.
@@ -176,6 +212,7 @@ impl Core {
                 contact: node.contact,
                 segments: node.segments.len(),
             };
+            topology.suspect_nodes += usize::from(node.contact == Contact::Suspect);
             topology.nodes.insert(id, view);
         }
         topology

@@ -31,11 +31,6 @@ impl Digest {
         self.sum
     }
 
-    /// Adds all that another has summed up.
-    pub(super) fn absorb(&mut self, other: &Digest) {
-        self.sum = self.sum.wrapping_add(other.sum);
-    }
-
     pub(super) fn add(&mut self, fill: impl FnOnce(&mut Canonical)) {
         self.sum = self.sum.wrapping_add(self.record.hash(fill));
     }
@@ -45,12 +40,37 @@ impl Digest {
     }
 }
 
+/// Whether a record comes or goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sign {
+    Add,
+    Sub,
+}
+
+impl Sign {
+    /// Adds a record's hash to a sum, or takes it away.
+    pub(super) fn apply(self, sum: &mut u128, hash: u128) {
+        *sum = match self {
+            Sign::Add => sum.wrapping_add(hash),
+            Sign::Sub => sum.wrapping_sub(hash),
+        };
+    }
+
+    /// The same with a count.
+    pub(super) fn count(self, sum: &mut u64, by: u64) {
+        *sum = match self {
+            Sign::Add => sum.wrapping_add(by),
+            Sign::Sub => sum.wrapping_sub(by),
+        };
+    }
+}
+
 /// A record being written in its canonical form.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Canonical(Vec<u8>);
 
 impl Canonical {
-    fn hash(&mut self, fill: impl FnOnce(&mut Canonical)) -> u128 {
+    pub(super) fn hash(&mut self, fill: impl FnOnce(&mut Canonical)) -> u128 {
         self.0.clear();
         fill(self);
         xxh3_128(&self.0)
@@ -79,6 +99,8 @@ impl Canonical {
         self.number(state.config.lease_ttl_max_ms);
         self.number(state.config.put_start_discard_timeout_ms);
         self.number(state.config.objects_max);
+        self.number(state.config.granted_bytes_min);
+        self.number(state.config.hard_pinned_percent_max);
         self.0.push(state.config.strategy as u8);
         self.0.extend_from_slice(&state.config.secret.0);
         self.number(state.lease_ttl_max_before_ms);

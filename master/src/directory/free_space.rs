@@ -1,7 +1,7 @@
 //! `FreeSpace`: the free extents of one segment. Best fit by (length, address), neighbours merged: what is free
 //! depends only on what is used, never on the order in which it became so (M4).
 
-use super::digest::Digest;
+use super::audit::Part;
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_proto::SegmentId;
 
@@ -12,7 +12,9 @@ pub(super) struct FreeSpace {
     by_address: BTreeMap<u64, u64>,
     by_length: BTreeSet<(u64, u64)>,
     free: u64,
-    digest: Digest,
+    digest: Part<u64>,
+    /// Free bytes that the auditor has passed.
+    walked_bytes: u64,
 }
 
 impl FreeSpace {
@@ -23,7 +25,8 @@ impl FreeSpace {
             by_address: BTreeMap::new(),
             by_length: BTreeSet::new(),
             free: 0,
-            digest: Digest::default(),
+            digest: Part::default(),
+            walked_bytes: 0,
         };
         if capacity > 0 {
             space.insert(0, capacity);
@@ -53,7 +56,7 @@ impl FreeSpace {
             gaps.push((end, capacity - end));
         }
         space.free = gaps.iter().map(|&(_, length)| length).sum();
-        gaps.iter().for_each(|&(offset, length)| space.digest.add(|c| c.free_extent(segment, offset, length)));
+        gaps.iter().for_each(|&(offset, length)| space.digest.add(&offset, |c| c.free_extent(segment, offset, length)));
         space.by_length = gaps.iter().map(|&(offset, length)| (length, offset)).collect();
         space.by_address = gaps.into_iter().collect();
         Ok(space)
@@ -93,6 +96,53 @@ impl FreeSpace {
     /// Sum over the free extents' records.
     pub(super) fn digest(&self) -> u128 {
         self.digest.sum()
+    }
+
+    /// Whether a part of an extent is free.
+    pub(super) fn overlaps(&self, offset: u64, length: u64) -> bool {
+        let before = self.by_address.range(..offset.saturating_add(length)).next_back();
+        before.is_some_and(|(&start, &free)| start.saturating_add(free) > offset)
+    }
+
+    /// The auditor walks free extents from an address on, at most so many: how many there were, and where it goes on.
+    pub(super) fn audit(&mut self, from: u64, limit: usize) -> (usize, Option<u64>) {
+        if from == 0 {
+            self.digest.restart();
+            self.walked_bytes = 0;
+        }
+        let (mut looked_at, mut next) = (0, None);
+        for (&offset, &length) in self.by_address.range(from..) {
+            if looked_at == limit {
+                next = Some(offset);
+                break;
+            }
+            looked_at += 1;
+            self.digest.walk(|c| c.free_extent(self.segment, offset, length));
+            self.walked_bytes = self.walked_bytes.wrapping_add(length);
+        }
+        self.digest.go_on_at(next);
+        (looked_at, next)
+    }
+
+    /// Whether what was walked is what is kept up.
+    pub(super) fn audited(&self) -> Result<(), String> {
+        if let Some((kept, found)) = self.digest.difference() {
+            return Err(format!("the free extents' running sum is {kept:032x}, theirs is {found:032x}"));
+        }
+        if self.walked_bytes != self.free {
+            return Err(format!("{} bytes are counted free, the free extents have {}", self.free, self.walked_bytes));
+        }
+        if self.by_length.len() != self.by_address.len() {
+            let (by_length, by_address) = (self.by_length.len(), self.by_address.len());
+            return Err(format!("{by_length} free extents by length, {by_address} by address"));
+        }
+        Ok(())
+    }
+
+    /// Makes the count of free bytes wrong.
+    #[cfg(test)]
+    pub(super) fn spoil(&mut self) {
+        self.free += 64;
     }
 
     /// The two indexes and the sum of lengths agree.
@@ -147,14 +197,20 @@ impl FreeSpace {
         self.by_address.insert(offset, length);
         self.by_length.insert((length, offset));
         self.free += length;
-        self.digest.add(|c| c.free_extent(self.segment, offset, length));
+        self.digest.add(&offset, |c| c.free_extent(self.segment, offset, length));
+        if self.digest.has_walked(&offset) {
+            self.walked_bytes = self.walked_bytes.wrapping_add(length);
+        }
     }
 
     fn remove(&mut self, offset: u64, length: u64) {
         self.by_address.remove(&offset);
         self.by_length.remove(&(length, offset));
         self.free -= length;
-        self.digest.sub(|c| c.free_extent(self.segment, offset, length));
+        self.digest.sub(&offset, |c| c.free_extent(self.segment, offset, length));
+        if self.digest.has_walked(&offset) {
+            self.walked_bytes = self.walked_bytes.wrapping_sub(length);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Invariants checked from the records: for tests after every op, and for the auditor. Walks everything.
 
 use super::Directory;
+use super::audit::Account;
 use super::core::Core;
 use super::digest::Digest;
 use super::groups::Group;
@@ -17,6 +18,33 @@ macro_rules! require {
             return Err(format!($($message)+));
         }
     };
+}
+
+/// The part of the digest that is bounded by the limits on nodes, tenants, tasks and copies, from its records.
+pub(super) fn rest_digest(core: &Core) -> u128 {
+    let mut digest = Digest::default();
+    digest.add(|c| c.clock(core.clock));
+    digest.add(|c| c.config(&core.config));
+    if let Some((index, sum)) = core.checkpoint {
+        digest.add(|c| c.checkpoint(index, sum));
+    }
+    for (&id, node) in &core.nodes.by_id {
+        digest.add(|c| c.node(id, node));
+    }
+    digest.add(|c| c.next_tenant(core.tenants.next));
+    for (id, tenant) in core.tenants.iter() {
+        digest.add(|c| c.tenant(id, tenant));
+    }
+    for (&id, task) in &core.tasks.by_id {
+        digest.add(|c| c.task(id, task));
+    }
+    for (&replica, copy) in &core.copies.by_replica {
+        digest.add(|c| c.copy(replica, copy, &core.space));
+    }
+    for (_, segment) in core.space.iter() {
+        digest.add(|c| c.segment(segment));
+    }
+    digest.sum()
 }
 
 /// Extents of one segment by offset.
@@ -36,6 +64,7 @@ impl Directory {
         require!(core.space.indexes_agree(), "eligible segments or their order by largest extent are wrong");
         require!(*self.topology.read() == core.topology(), "the published topology is not the state's");
         require!(core.digest() == self.recompute(&core), "the digest is not the records'");
+        require!(core.objects.sum() == core.objects.sum_of_cells(), "the objects' digest is not that of its cells");
         Ok(())
     }
 
@@ -46,29 +75,10 @@ impl Directory {
 
     fn recompute(&self, core: &Core) -> u128 {
         let mut digest = Digest::default();
-        digest.add(|c| c.clock(core.clock));
-        digest.add(|c| c.config(&core.config));
-        if let Some((index, sum)) = core.checkpoint {
-            digest.add(|c| c.checkpoint(index, sum));
-        }
-        for (&id, node) in &core.nodes.by_id {
-            digest.add(|c| c.node(id, node));
-        }
-        digest.add(|c| c.next_tenant(core.tenants.next));
-        for (id, tenant) in core.tenants.iter() {
-            digest.add(|c| c.tenant(id, tenant));
-        }
-        for (&id, task) in &core.tasks.by_id {
-            digest.add(|c| c.task(id, task));
-        }
-        for (&replica, copy) in &core.copies.by_replica {
-            digest.add(|c| c.copy(replica, copy, &core.space));
-        }
         for (name, group) in &core.groups.by_name {
             group.lost.iter().for_each(|key| digest.add(|c| c.lost_member(name, key)));
         }
         for (_, segment) in core.space.iter() {
-            digest.add(|c| c.segment(segment));
             for (offset, bytes) in segment.free.iter() {
                 digest.add(|c| c.free_extent(segment.id, offset, bytes));
             }
@@ -85,7 +95,7 @@ impl Directory {
         for (&id, retired) in &core.retired {
             digest.add(|c| c.retired(id, retired, &core.space));
         }
-        digest.sum()
+        digest.sum().wrapping_add(rest_digest(core))
     }
 
     fn check_objects(&self, core: &Core) -> Result<BTreeMap<SegmentId, Extents>, String> {
@@ -106,21 +116,26 @@ impl Directory {
                 require!(ended == Some(true), "object {object} would replace {old}, which is not COMPLETE");
                 upserts.insert(old, object);
             }
-            let account: &mut (u64, u64) = tenants.entry(record.tenant).or_default();
+            let account: &mut Account = tenants.entry(record.tenant).or_default();
             let copied: u64 = core.copies.of(object).map(|(_, copy)| copy.bytes).sum();
-            *account = (account.0 + record.all_bytes() + copied, account.1 + 1);
+            account.bytes += record.all_bytes() + copied;
+            account.objects += 1;
+            account.hard_pinned_bytes += record.hard_pinned_bytes();
             if let Some(name) = record.group() {
                 let group: &mut Group = groups.entry((record.tenant, name.clone())).or_default();
                 if replaces.is_some() {
                     group.upserts.insert(object)
                 } else {
+                    group.unfinished += u32::from(!record.is_complete());
                     group.members.insert(object)
                 };
             }
             require!(!record.replicas.is_empty(), "object {object} has no replica");
             require!(record.replicas.len() <= REPLICAS_PER_OBJECT_MAX, "object {object} has too many replicas");
-            let degraded = record.is_complete() && record.replicas.len() < record.copies.into();
-            require!(core.degraded.contains(&object) == degraded, "object {object} is wrongly (not) degraded");
+            require!(
+                core.degraded.contains(&object) == record.is_degraded(),
+                "object {object} is wrongly (not) degraded"
+            );
             require!(record.granted.max(record.copies) == record.granted, "object {object} has too many copies");
             let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
             for replica in &record.replicas {
@@ -147,7 +162,7 @@ impl Directory {
         require!(upserts == core.upserts, "the upserts by what they replace are wrong");
         for (id, tenant) in core.tenants.iter() {
             let account = tenants.remove(&id).unwrap_or_default();
-            require!(account == (tenant.bytes, tenant.objects), "tenant '{}' miscounts what it holds", tenant.name);
+            require!(account == tenant.account(), "tenant '{}' miscounts what it holds", tenant.name);
         }
         require!(tenants.is_empty(), "objects are of tenants that are not registered: {tenants:?}");
         for (name, group) in &core.groups.by_name {
@@ -264,6 +279,8 @@ fn check_members(core: &Core) -> Result<(), String> {
         require!(node.contact == segment.contact, "segment {id} is listed otherwise than its node");
         require!(node.host_id == segment.host_id, "segment {id} is on another host than its node");
     }
+    let capacity: u64 = core.space.iter().map(|(_, segment)| segment.capacity).sum();
+    require!(capacity == core.space.capacity(), "the bytes of all segments are miscounted");
     let segments: usize = core.nodes.by_id.values().map(|n| n.segments.len()).sum();
     require!(segments == core.space.by_id.len(), "nodes know {segments} segments");
     let by_uuid: BTreeMap<_, _> = core.nodes.by_id.iter().map(|(&id, n)| (n.node_uuid, id)).collect();

@@ -41,6 +41,8 @@ pub const TENANTS_MAX: usize = 4096;
 pub const GROUP_NAME_BYTES_MAX: usize = 1024;
 /// Objects of one group.
 pub const GROUP_MEMBERS_MAX: usize = 1 << 14;
+/// Share of the pool that one client may have granted and not ended (L5), in percent; `granted_bytes_min` in a small one.
+pub const GRANTED_PERCENT_MAX: u64 = 10;
 /// Longest soft pin: a day.
 pub const SOFT_PIN_TTL_MAX_MS: u64 = 86_400_000;
 /// Copies under way.
@@ -71,6 +73,10 @@ pub struct Config {
     pub put_start_discard_timeout_ms: u64,
     /// Objects the directory may hold; more puts are refused RESOURCE_EXHAUSTED.
     pub objects_max: u64,
+    /// Bytes that one client may have granted and not ended in any pool, however small (L5).
+    pub granted_bytes_min: u64,
+    /// Share of the pool that may be pinned for good by tenants without a quota of bytes, in percent.
+    pub hard_pinned_percent_max: u64,
     /// How segments are drawn for puts.
     pub strategy: Strategy,
     /// Keys the capabilities (W2); all zero until the first leader draws it. Never shown or logged.
@@ -83,6 +89,8 @@ impl Default for Config {
             lease_ttl_max_ms: 10_000,
             put_start_discard_timeout_ms: 30_000,
             objects_max: 1 << 28,
+            granted_bytes_min: 256 << 20,
+            hard_pinned_percent_max: 90,
             strategy: Strategy::default(),
             secret: Secret::default(),
         }
@@ -101,7 +109,14 @@ impl Config {
         };
         range("lease_ttl_max_ms", self.lease_ttl_max_ms, 1, DAY_MS)?;
         range("put_start_discard_timeout_ms", self.put_start_discard_timeout_ms, 1, DAY_MS)?;
+        range("hard_pinned_percent_max", self.hard_pinned_percent_max, 0, 100)?;
+        range("granted_bytes_min", self.granted_bytes_min, 1, 1 << 60)?;
         range("objects_max", self.objects_max, 1, 1 << 32)
+    }
+
+    /// Bytes that one client may have granted and not ended in a pool of this many (L5).
+    pub fn granted_bytes_max(&self, capacity_bytes: u64) -> u64 {
+        (capacity_bytes / 100 * GRANTED_PERCENT_MAX).max(self.granted_bytes_min)
     }
 }
 

@@ -10,6 +10,7 @@
 //! Lock order: core, topology, one shard. Apply takes the core per op; readers of keys never take it.
 
 mod apply;
+mod audit;
 pub mod codec;
 mod copies;
 mod core;
@@ -20,6 +21,7 @@ mod groups;
 mod image;
 mod invariants;
 pub mod limits;
+mod listing;
 mod nodes;
 mod objects;
 pub mod op;
@@ -31,11 +33,12 @@ mod space;
 mod tasks;
 mod tenants;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod topology;
 mod varint;
 pub mod view;
 
+pub use audit::{AuditProgress, STEP_ITEMS as AUDIT_STEP_ITEMS, Violation, ViolationKind};
 pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use image::{FORMAT_VERSION, FrozenDirectory, Manifest, Part, RestoreError};
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};

@@ -82,6 +82,14 @@ impl Record {
     pub(super) fn all_bytes(&self) -> u64 {
         self.extent_bytes() * self.replicas.len() as u64
     }
+    /// The same of what is pinned for good; else 0.
+    pub(super) fn hard_pinned_bytes(&self) -> u64 {
+        if self.hard_pinned { self.all_bytes() } else { 0 }
+    }
+    /// COMPLETE, with fewer replicas than its put made.
+    pub(super) fn is_degraded(&self) -> bool {
+        self.is_complete() && self.replicas.len() < usize::from(self.copies)
+    }
     /// Bytes of each replica's extent.
     pub(super) fn extent_bytes(&self) -> u64 {
         tidepool_proto::object::extent_bytes(self.length)
@@ -93,7 +101,7 @@ impl Record {
 pub(super) struct Location(u32);
 
 impl Location {
-    fn new(shard: usize, slot: u32) -> Location {
+    pub(super) fn new(shard: usize, slot: u32) -> Location {
         assert!(shard < SHARDS && (slot as usize) < OBJECTS_PER_SHARD_MAX);
         Location((shard as u32) << (32 - SHARD_BITS) | slot)
     }
@@ -147,16 +155,26 @@ impl Shard {
     /// All records as they were at the freeze, in no meaningful order.
     pub(super) fn frozen_records(&self) -> impl Iterator<Item = &Record> {
         let undo = self.undo.as_ref();
-        let slots = 0..(self.chunks.len() * CHUNK) as u32;
+        let slots = 0..self.slots() as u32;
         slots.filter_map(move |slot| match undo.and_then(|undo| undo.get(&slot)) {
             Some(noted) => noted.as_ref(),
             None => self.record(slot),
         })
     }
 
+    /// All records with their slots, in no meaningful order.
+    pub(super) fn records_by_slot(&self) -> impl Iterator<Item = (u32, &Record)> {
+        (0..self.slots() as u32).filter_map(|slot| Some((slot, self.record(slot)?)))
+    }
+
     /// All records, in no meaningful order.
     pub(super) fn records(&self) -> impl Iterator<Item = &Record> {
         self.chunks.iter().flat_map(|chunk| chunk.iter().flatten())
+    }
+
+    /// Slots, vacant ones included.
+    pub(super) fn slots(&self) -> usize {
+        self.chunks.len() * CHUNK
     }
 
     /// Records held.

@@ -407,6 +407,8 @@ pub enum Op<'a> {
         /// State digest there.
         digest: u128,
     },
+    /// Every master recomputes a bounded part of its state and compares it with what it keeps up (M2). Changes nothing.
+    Audit,
 }
 
 impl Op<'_> {
@@ -439,6 +441,7 @@ impl Op<'_> {
             Op::EndTask { .. } => "end_task",
             Op::SetConfig(_) => "set_config",
             Op::Checkpoint { .. } => "checkpoint",
+            Op::Audit => "audit",
         }
     }
 }

@@ -163,6 +163,6 @@ pub enum Outcome {
         /// How many ended.
         sessions: u64,
     },
-    /// SetContact, SetConfig, SetPin, DropTenant, EndTask, Checkpoint.
+    /// SetContact, SetConfig, SetPin, DropTenant, EndTask, Checkpoint, Audit.
     Done,
 }

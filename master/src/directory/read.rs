@@ -1,8 +1,7 @@
 //! Reads: take a shard's lock, copy what is answered, let go.
 
 use super::copies::OpenCopy;
-use super::limits::{LIST_PAGE_MAX, LIST_SCAN_MAX, SHARDS};
-use super::objects::{Record, Shard, Shards};
+use super::objects::{Record, Shards};
 use super::op::{Contact, SessionId, TaskId, TenantId};
 use super::outcome::Answered;
 use super::sessions::Session;
@@ -10,8 +9,7 @@ use super::space::Segment;
 use super::tasks::Task;
 use super::tenants::Tenant;
 use super::view::{
-    Change, CopyView, Counts, GroupView, ListFilter, ListPage, ListedObject, NodeView, ObjectView, RetiredView,
-    SegmentView, SessionView, TenantView,
+    Change, CopyView, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView,
 };
 use super::{ConfigState, Directory};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
@@ -80,56 +78,6 @@ impl Directory {
     /// What a session's key-named request answered, if it was executed.
     pub fn answered(&self, session: SessionId, sequence: u64) -> Option<Answered> {
         self.core.read().sessions.by_id.get(&session)?.outcomes.get(&sequence).copied()
-    }
-
-    /// One page of the objects that a filter wants, in the order of (shard, hash, key). One shard is locked at a time; a
-    /// page looks at no more than `LIST_SCAN_MAX` objects and the rest of a shard. The filter must not call the directory.
-    pub fn list(&self, tenant: TenantId, filter: &ListFilter<'_>, after: Option<&[u8]>, limit: usize) -> ListPage {
-        let limit = limit.clamp(1, LIST_PAGE_MAX);
-        let mut page = ListPage::default();
-        let mut scanned = 0;
-        let resume = after.map(|key| (self.shards.hash(tenant, key), key));
-        let first = resume.map_or(0, |(hash, _)| Shards::shard_of(hash));
-        let topology = self.topology.read();
-        for number in first..SHARDS {
-            let shard = self.shards.read(number);
-            let mut found: Vec<(u64, &Record, u32)> = Vec::new();
-            let mut last: Option<(u64, &[u8])> = None;
-            for record in shard.records().filter(|r| r.tenant == tenant) {
-                let place = (self.shards.hash(tenant, &record.key), &*record.key);
-                last = last.max(Some(place));
-                let listed = topology.listed(record);
-                let is_next = number != first || resume.is_none_or(|after| place > after);
-                // An upsert's new value is under no key yet.
-                let is_found =
-                    || shard.find(place.0, tenant, &record.key).is_some_and(|slot| slot_is(&shard, slot, record));
-                if is_next && (listed > 0 || filter.unreadable_too) && wants(filter, record) && is_found() {
-                    found.push((place.0, record, listed));
-                }
-            }
-            scanned += shard.len();
-            found.sort_unstable_by(|a, b| (a.0, &a.1.key).cmp(&(b.0, &b.1.key)));
-            let room = limit - page.objects.len();
-            page.objects.extend(found.iter().take(room).map(|(_, record, replicas)| ListedObject {
-                key: record.key.clone(),
-                object: record.object,
-                length: record.length,
-                replicas: *replicas,
-                data_type: record.data_type,
-                hard_pinned: record.hard_pinned,
-            }));
-            if page.objects.len() == limit {
-                page.next = page.objects.last().map(|o| o.key.clone());
-                break;
-            }
-            // A page that resumes must get past the shard it resumes in, or it would name the same key for ever.
-            let is_past = number > first || resume.is_none();
-            if scanned >= LIST_SCAN_MAX && is_past && last.is_some() {
-                page.next = last.map(|(_, key)| key.into());
-                break;
-            }
-        }
-        page
     }
 
     /// All registered nodes, by id.
@@ -221,6 +169,11 @@ impl Directory {
         self.topology.read().tenants.get(name).copied()
     }
 
+    /// Bytes that a tenant may still pin for good.
+    pub fn hard_pin_room(&self, tenant: TenantId) -> u64 {
+        self.core.read().hard_pin_room(tenant)
+    }
+
     /// All tenants and what they hold, by number.
     pub fn tenants(&self) -> Vec<TenantView> {
         let core = self.core.read();
@@ -233,7 +186,8 @@ impl Directory {
         core.tenants.get(tenant).map(|t| tenant_view(tenant, t))
     }
 
-    /// A group: whether a reader that cannot reach some nodes can read all of it. Walks its members.
+    /// A group: whether a reader that cannot reach some nodes can read all of it. Walks its members only if a node is
+    /// suspect, or the reader suspects one.
     pub fn group(&self, tenant: TenantId, name: &[u8], suspects: &[u64]) -> Option<GroupView> {
         let core = self.core.read();
         let group = core.groups.get(&(tenant, name.into()))?;
@@ -242,8 +196,19 @@ impl Directory {
             let view = |r: &Record| topology.view(r).listed().any(|place| !suspects.contains(&place.node.0));
             core.index.get(id).is_some_and(|&at| self.shards.with(at, view) == Some(true))
         };
-        let whole = group.lost.is_empty() && group.members.iter().all(readable);
+        let all_heard = suspects.is_empty() && topology.suspect_nodes == 0;
+        let whole = group.is_finished() && (all_heard || group.members.iter().all(readable));
         Some(GroupView { members: group.members.len(), whole })
+    }
+
+    /// Members that `group` would walk.
+    pub fn group_walk(&self, tenant: TenantId, name: &[u8], suspects: &[u64]) -> usize {
+        let core = self.core.read();
+        if suspects.is_empty() && self.topology.read().suspect_nodes == 0 {
+            return 0;
+        }
+        let group = core.groups.get(&(tenant, name.into())).filter(|group| group.is_finished());
+        group.map_or(0, |group| group.members.len())
     }
 
     /// How much of everything there is. Walks the nodes and segments, not the objects.
@@ -338,16 +303,6 @@ pub(super) fn readable(shards: &Shards, record: &Record) -> Change {
         bytes: record.all_bytes(),
         group: record.group().map(|name| shards.hash(record.tenant, name)),
     }
-}
-
-fn wants(filter: &ListFilter<'_>, record: &Record) -> bool {
-    record.key.starts_with(filter.prefix)
-        && filter.data_type.is_none_or(|wanted| wanted == record.data_type)
-        && filter.matches.is_none_or(|matches| matches(&record.key))
-}
-
-fn slot_is(shard: &Shard, slot: u32, record: &Record) -> bool {
-    shard.record(slot).is_some_and(|found| found.object == record.object)
 }
 
 fn tenant_view(id: TenantId, tenant: &Tenant) -> TenantView {

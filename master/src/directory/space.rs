@@ -90,12 +90,29 @@ pub(super) struct Space {
     eligible: Vec<SegmentSlot>,
     /// The same by (largest free extent, id).
     by_largest: BTreeSet<(u64, SegmentId, SegmentSlot)>,
+    /// Bytes of all segments.
+    capacity: u64,
 }
 
 impl Space {
     /// The segment in a slot that a record names. Such a slot is mounted, always.
     pub(super) fn segment(&self, slot: SegmentSlot) -> &Segment {
         self.slots[slot as usize].as_ref().expect("a record names a mounted segment")
+    }
+
+    /// The segment in a slot, if there is one.
+    pub(super) fn get(&self, slot: SegmentSlot) -> Option<&Segment> {
+        self.slots.get(slot as usize)?.as_ref()
+    }
+
+    /// A segment's free space, for the auditor to walk.
+    pub(super) fn free_mut(&mut self, slot: SegmentSlot) -> Option<&mut FreeSpace> {
+        self.slots.get_mut(slot as usize)?.as_mut().map(|segment| &mut segment.free)
+    }
+
+    /// Bytes of all segments.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
     }
 
     /// Slot of a segment id, or SEGMENT_NOT_FOUND.
@@ -144,6 +161,7 @@ impl Space {
             (self.slots.len() - 1) as SegmentSlot
         });
         assert!(self.slots[slot as usize].is_none() && self.by_id.insert(id, slot).is_none());
+        self.capacity = self.capacity.saturating_add(segment.capacity);
         self.slots[slot as usize] = Some(segment);
         self.choose_eligible();
         slot
@@ -154,6 +172,7 @@ impl Space {
         let segment = self.slots[slot as usize].take().expect("a mounted segment");
         assert!(segment.used.is_empty() && segment.retired == 0, "segment {} is in use", segment.id);
         self.by_id.remove(&segment.id);
+        self.capacity = self.capacity.saturating_sub(segment.capacity);
         self.vacant.push(slot);
         self.choose_eligible();
         segment
@@ -261,6 +280,18 @@ impl Space {
         }
         self.choose_eligible();
         Ok(())
+    }
+
+    /// Makes the bytes of all segments wrong.
+    #[cfg(test)]
+    pub(super) fn spoil(&mut self) {
+        self.capacity += 1;
+    }
+
+    /// The owners of a segment's extents, to make them wrong.
+    #[cfg(test)]
+    pub(super) fn used_mut(&mut self, slot: SegmentSlot) -> &mut BTreeMap<u64, Location> {
+        &mut self.slots[slot as usize].as_mut().expect("a mounted segment").used
     }
 
     /// What `eligible` and `by_largest` should be, from the segments.

@@ -1,5 +1,6 @@
 //! Tenants: name spaces with quotas, and what each of them holds.
 
+use super::audit::Account;
 use super::op::{Quota, TenantId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +13,19 @@ pub(super) struct Tenant {
     /// Extents of its objects, open ones included, and the objects; follow from the records.
     pub(super) bytes: u64,
     pub(super) objects: u64,
+    /// Extents of those that are pinned for good, without what is being copied; follows from the records.
+    pub(super) hard_pinned_bytes: u64,
 }
 
 impl Tenant {
     /// Whether it has a limit.
     pub(super) fn has_quota(&self) -> bool {
         self.quota.bytes != 0 || self.quota.objects != 0
+    }
+
+    /// What it holds.
+    pub(super) fn account(&self) -> Account {
+        Account { bytes: self.bytes, objects: self.objects, hard_pinned_bytes: self.hard_pinned_bytes }
     }
 
     /// Whether it may hold this much.
@@ -69,7 +77,7 @@ impl Tenants {
         }
         assert!(self.by_id[place].is_none() && self.by_name.insert(name.clone(), id).is_none(), "tenant {id:?} exists");
         self.next = self.next.max(id.0 + 1);
-        self.by_id[place] = Some(Tenant { name, quota, bytes: 0, objects: 0 });
+        self.by_id[place] = Some(Tenant { name, quota, bytes: 0, objects: 0, hard_pinned_bytes: 0 });
     }
 
     pub(super) fn remove(&mut self, id: TenantId) -> Option<Tenant> {

@@ -23,6 +23,7 @@ pub(super) struct Topology {
     pub(super) segments: Vec<Option<SegmentPlace>>,
     pub(super) nodes: BTreeMap<NodeId, NodeView>,
     pub(super) tenants: BTreeMap<Arc<str>, TenantId>,
+    pub(super) suspect_nodes: usize,
 }
 
 impl Topology {

@@ -88,7 +88,7 @@ pub struct ListedObject {
     pub hard_pinned: bool,
 }
 
-/// Says whether a key is wanted.
+/// Says whether a key is wanted. It runs under no lock.
 pub type KeyTest<'a> = &'a dyn Fn(&[u8]) -> bool;
 
 /// Which objects a listing wants.

@@ -39,6 +39,7 @@ fn order(service: &Service, tenure: &Tenure, copy: &CopyView) -> Option<v1::Copy
         client_bytes_max: u64::MAX,
         client: OWN_ACCOUNT,
         client_bytes: tenure.leases.client_bytes(OWN_ACCOUNT),
+        segments: Default::default(),
     };
     // The closure runs under the shard's lock and must not call the directory.
     let (source, length) = service.directory().with_object_id(copy.object, |view| {

@@ -7,14 +7,16 @@
 //! Lock order: a directory shard's read lock, then an entry here. Granting under the shard lock and marking under the
 //! entry lock close the race of L1: either the mark sees the lease, or the reader sees the mark and waits for the entry.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use tidepool_proto::ObjectId;
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+use tidepool_proto::{ObjectId, SegmentId};
 use tokio::sync::Notify;
 
 /// Object ids are well spread by one multiplication; SipHash would cost more than the table.
@@ -36,15 +38,35 @@ impl Hasher for IdHasher {
     }
 }
 
-#[derive(Clone, Copy)]
 struct Lease {
     until_ms: u64,
+    /// Of all places.
     bytes: u64,
     /// On whose account the bytes are: the client that asked first.
     client: u64,
     count: u32,
     marked: bool,
+    /// On which segments' accounts they are, and how many on each.
+    segments: SmallVec<[Arc<SegmentLeases>; 1]>,
+    part: u64,
 }
+
+impl Lease {
+    /// Of nobody, on nothing.
+    fn none() -> Lease {
+        Lease { until_ms: 0, bytes: 0, client: 0, count: 0, marked: false, segments: SmallVec::new(), part: 0 }
+    }
+}
+
+/// Bytes under lease in one segment, and how many may be (L5).
+#[derive(Default)]
+pub struct SegmentLeases {
+    leased: AtomicU64,
+    max: AtomicU64,
+}
+
+/// The segments that have a limit. One that was just mounted is added by the next sweep.
+pub type LeasesBySegment = Arc<BTreeMap<SegmentId, Arc<SegmentLeases>>>;
 
 /// What came of asking for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,6 +108,8 @@ pub struct LeaseTerms {
     pub client: u64,
     /// Its bytes under lease.
     pub client_bytes: Arc<AtomicU64>,
+    /// What the segments may have under lease.
+    pub segments: LeasesBySegment,
 }
 
 /// All leases of one term.
@@ -93,6 +117,7 @@ pub struct LeaseTable {
     leases: DashMap<u64, Lease, BuildHasherDefault<IdHasher>>,
     leased_bytes: AtomicU64,
     by_client: DashMap<u64, Arc<AtomicU64>, BuildHasherDefault<IdHasher>>,
+    by_segment: RwLock<LeasesBySegment>,
     unmarked: Notify,
 }
 
@@ -103,41 +128,93 @@ impl LeaseTable {
             leases: DashMap::with_hasher(BuildHasherDefault::default()),
             leased_bytes: AtomicU64::new(0),
             by_client: DashMap::with_hasher(BuildHasherDefault::default()),
+            by_segment: RwLock::default(),
             unmarked: Notify::new(),
         })
     }
 
-    /// Grants or extends a lease. Call it under the directory's shard lock, having seen the object listed.
+    /// Grants or extends a lease on bytes that are on no segment's account.
     pub fn grant(&self, object: ObjectId, bytes: u64, terms: &LeaseTerms) -> Granted {
+        self.grant_in(object, bytes, std::iter::empty(), terms)
+    }
+
+    /// Grants or extends a lease on bytes that lie in equal parts in these segments. Call it under the directory's shard
+    /// lock, having seen the object listed.
+    pub fn grant_in(
+        &self,
+        object: ObjectId,
+        bytes: u64,
+        segments: impl ExactSizeIterator<Item = SegmentId>,
+        terms: &LeaseTerms,
+    ) -> Granted {
         let now_ms = terms.now_ms;
-        let until_ms = now_ms + terms.ttl_ms;
-        match self.leases.entry(object.0) {
+        let until_ms = now_ms.saturating_add(terms.ttl_ms);
+        let entry = match self.leases.entry(object.0) {
             Entry::Occupied(mut entry) => {
                 let lease = entry.get_mut();
                 if lease.marked {
                     return Granted::Marked;
                 }
-                if lease.until_ms <= now_ms && lease.until_ms > 0 {
-                    // It ran out and was not swept yet: the next one is a new lease, on its own client's account.
-                    self.forget((0, *lease));
-                    entry.remove();
-                    return self.grant(object, bytes, terms);
+                if lease.until_ms > now_ms || lease.until_ms == 0 {
+                    lease.until_ms = lease.until_ms.max(until_ms);
+                    lease.count = lease.count.saturating_add(1);
+                    return Granted::Lease;
                 }
-                lease.until_ms = lease.until_ms.max(until_ms);
-                lease.count = lease.count.saturating_add(1);
-                Granted::Lease
+                // It ran out and was not swept yet: the next one is a new lease, on its own client's account.
+                let spent = std::mem::replace(lease, Lease::none());
+                self.forget(spent);
+                Entry::Occupied(entry)
             }
-            Entry::Vacant(entry) => {
-                let above = |held: &AtomicU64, max: u64| held.load(Ordering::Relaxed).saturating_add(bytes) > max;
-                if above(&self.leased_bytes, terms.bytes_max) || above(&terms.client_bytes, terms.client_bytes_max) {
-                    return Granted::Unprotected;
-                }
-                self.leased_bytes.fetch_add(bytes, Ordering::Relaxed);
-                terms.client_bytes.fetch_add(bytes, Ordering::Relaxed);
-                entry.insert(Lease { until_ms, bytes, client: terms.client, count: 1, marked: false });
-                Granted::Lease
+            vacant => vacant,
+        };
+        let above = |held: &AtomicU64, max: u64, more: u64| held.load(Ordering::Relaxed).saturating_add(more) > max;
+        let part = bytes / segments.len().max(1) as u64;
+        let segments: SmallVec<[Arc<SegmentLeases>; 1]> =
+            segments.filter_map(|segment| terms.segments.get(&segment).cloned()).collect();
+        let crowded = |s: &Arc<SegmentLeases>| above(&s.leased, s.max.load(Ordering::Relaxed), part);
+        if above(&self.leased_bytes, terms.bytes_max, bytes)
+            || above(&terms.client_bytes, terms.client_bytes_max, bytes)
+            || segments.iter().any(crowded)
+        {
+            if let Entry::Occupied(entry) = entry {
+                entry.remove();
             }
+            return Granted::Unprotected;
         }
+        self.leased_bytes.fetch_add(bytes, Ordering::Relaxed);
+        terms.client_bytes.fetch_add(bytes, Ordering::Relaxed);
+        for segment in &segments {
+            segment.leased.fetch_add(part, Ordering::Relaxed);
+        }
+        let lease = Lease { until_ms, bytes, part, client: terms.client, count: 1, marked: false, segments };
+        match entry {
+            Entry::Occupied(mut entry) => *entry.get_mut() = lease,
+            Entry::Vacant(entry) => drop(entry.insert(lease)),
+        }
+        Granted::Lease
+    }
+
+    /// The segments' accounts, as one request uses them.
+    pub fn segments(&self) -> LeasesBySegment {
+        self.by_segment.read().clone()
+    }
+
+    /// Sets how many bytes of each segment may be under lease. What is leased stays so.
+    pub fn limit_segments(&self, limits: impl Iterator<Item = (SegmentId, u64)>) {
+        let before = self.segments();
+        let account = |(id, max): (SegmentId, u64)| {
+            let account = before.get(&id).cloned().unwrap_or_default();
+            account.max.store(max, Ordering::Relaxed);
+            (id, account)
+        };
+        let after: BTreeMap<_, _> = limits.map(account).collect();
+        *self.by_segment.write() = Arc::new(after);
+    }
+
+    /// Bytes of a segment under lease.
+    #[cfg(test)]
+    pub fn segment_bytes(&self, segment: SegmentId) -> u64 {
+        self.segments().get(&segment).map_or(0, |account| account.leased.load(Ordering::Relaxed))
     }
 
     /// Bytes that a client has under lease.
@@ -156,7 +233,7 @@ impl LeaseTable {
             if lease.count == 0 {
                 lease.until_ms = 0;
                 if !lease.marked {
-                    self.forget((0, entry.remove()));
+                    self.forget(entry.remove());
                 }
             }
         }
@@ -183,7 +260,7 @@ impl LeaseTable {
         self.leases.retain(|_, lease| {
             let keep = lease.marked || lease.until_ms > now_ms;
             if !keep {
-                self.forget((0, *lease));
+                self.forget(std::mem::replace(lease, Lease::none()));
             }
             keep
         });
@@ -194,10 +271,13 @@ impl LeaseTable {
         self.unmarked.notified()
     }
 
-    fn forget(&self, (_, lease): (u64, Lease)) {
+    fn forget(&self, lease: Lease) {
         if lease.bytes > 0 {
             self.leased_bytes.fetch_sub(lease.bytes, Ordering::Relaxed);
             self.client_bytes(lease.client).fetch_sub(lease.bytes, Ordering::Relaxed);
+            for segment in &lease.segments {
+                segment.leased.fetch_sub(lease.part, Ordering::Relaxed);
+            }
         }
     }
 
@@ -215,14 +295,14 @@ impl LeaseTable {
                 Marked::Yes
             }
             Entry::Vacant(entry) => {
-                entry.insert(Lease { until_ms: 0, bytes: 0, client: 0, count: 0, marked: true });
+                entry.insert(Lease { marked: true, ..Lease::none() });
                 Marked::Yes
             }
         }
     }
 
     fn clear_mark(&self, object: ObjectId) {
-        if let Some(removed) = self.leases.remove(&object.0) {
+        if let Some((_, removed)) = self.leases.remove(&object.0) {
             self.forget(removed);
         }
     }
@@ -292,7 +372,8 @@ mod tests {
 
     fn terms(table: &LeaseTable, now_ms: u64, ttl_ms: u64, bytes_max: u64) -> LeaseTerms {
         let client_bytes = table.client_bytes(1);
-        LeaseTerms { now_ms, ttl_ms, bytes_max, client_bytes_max: u64::MAX, client: 1, client_bytes }
+        let segments = table.segments();
+        LeaseTerms { now_ms, ttl_ms, bytes_max, client_bytes_max: u64::MAX, client: 1, client_bytes, segments }
     }
 
     fn grant(table: &LeaseTable, object: ObjectId, bytes: u64, now_ms: u64) -> Granted {
@@ -365,6 +446,34 @@ mod tests {
         assert_eq!(table.grant(ObjectId(32), 60, &of(2)), Granted::Lease);
         table.sweep(100);
         assert_eq!(table.grant(ObjectId(48), 60, &of(1)), Granted::Lease, "what expired is off the account");
+    }
+
+    /// L5: half of a segment may be leased, whatever is free elsewhere. Fails when the segments' accounts are not looked at
+    /// (tried), or not given back.
+    #[test]
+    fn a_segment_above_its_share_is_not_protected_and_others_are() {
+        let table = LeaseTable::new();
+        let (small, large) = (SegmentId(1), SegmentId(2));
+        table.limit_segments([(small, 100), (large, 1_000)].into_iter());
+        let grant = |object, bytes, segments: &[SegmentId], now_ms| {
+            table.grant_in(ObjectId(object), bytes, segments.iter().copied(), &terms(&table, now_ms, 100, u64::MAX))
+        };
+        assert_eq!(grant(16, 60, &[small], 0), Granted::Lease);
+        assert_eq!(grant(32, 60, &[small], 0), Granted::Unprotected);
+        assert_eq!(grant(32, 60, &[large], 0), Granted::Lease);
+        assert_eq!(grant(48, 160, &[large, small], 0), Granted::Unprotected, "a copy in each: one is above");
+        assert_eq!(grant(48, 80, &[large, small], 0), Granted::Lease);
+        assert_eq!((table.segment_bytes(small), table.segment_bytes(large)), (100, 100));
+        assert_eq!(grant(16, 60, &[small], 50), Granted::Lease, "an extension costs nothing");
+        table.release(ObjectId(48));
+        assert_eq!((table.segment_bytes(small), table.segment_bytes(large)), (60, 60));
+        // Limits set anew keep the accounts; what ran out is off them, swept or asked for again.
+        table.limit_segments([(small, 120), (large, 1_000), (SegmentId(3), 1)].into_iter());
+        assert_eq!(grant(64, 60, &[small], 100), Granted::Lease);
+        assert_eq!(grant(32, 60, &[large], 100), Granted::Lease);
+        assert_eq!((table.segment_bytes(small), table.segment_bytes(large)), (120, 60));
+        table.sweep(300);
+        assert_eq!((table.segment_bytes(small), table.segment_bytes(large), table.leased_bytes()), (0, 0, 0));
     }
 
     #[test]

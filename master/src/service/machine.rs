@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidepool_proto::History;
 use tidepool_raft::{Frozen, LogPosition, MachineError, Node, StateMachine};
 use tokio::sync::watch;
 
+use super::audit::AuditMetrics;
 use super::evictor::Evictor;
 use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome};
 
@@ -26,11 +28,19 @@ pub struct Machine {
     applied: watch::Sender<u64>,
     ops: AtomicU64,
     entries: AtomicU64,
+    audit: AuditMetrics,
+    /// What was applied, for tests to compare with a model of it.
+    #[cfg(test)]
+    history: Mutex<Vec<AppliedEntry>>,
 }
+
+/// Index, payload and outcomes; an entry without ops has neither.
+#[cfg(test)]
+pub type AppliedEntry = (u64, Vec<u8>, Vec<Outcome>);
 
 impl Machine {
     /// An empty directory, with the eviction policies of this name.
-    pub fn new(policy: &str) -> Option<Machine> {
+    pub fn new(policy: &str, audit: AuditMetrics) -> Option<Machine> {
         let directory = Directory::new(History(0));
         directory.keep_changes();
         Some(Machine {
@@ -40,6 +50,9 @@ impl Machine {
             applied: watch::Sender::new(0),
             ops: AtomicU64::new(0),
             entries: AtomicU64::new(0),
+            audit,
+            #[cfg(test)]
+            history: Mutex::default(),
         })
     }
 
@@ -51,6 +64,17 @@ impl Machine {
     /// The eviction policies, kept warm by what is applied.
     pub fn evictor(&self) -> &Evictor {
         &self.evictor
+    }
+
+    /// What was applied since the last call.
+    #[cfg(test)]
+    pub fn take_applied(&self) -> Vec<AppliedEntry> {
+        std::mem::take(&mut *self.history.lock())
+    }
+
+    /// Metrics of the auditor.
+    pub fn audit_metrics(&self) -> &AuditMetrics {
+        &self.audit
     }
 
     /// Ops and entries applied since this process started.
@@ -84,11 +108,19 @@ impl StateMachine for Machine {
     fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<Vec<Outcome>, MachineError> {
         let entry = Entry::decode(payload)
             .map_err(|e| MachineError::new(format!("entry {at} cannot be decoded: {e}; is this binary too old?")))?;
+        let audits = entry.ops.iter().any(|op| matches!(op, Op::Audit));
+        let began = audits.then(Instant::now);
         let outcomes = self.directory.apply_entry(at.index, at.term, &entry);
+        if let Some(began) = began {
+            let seconds = began.elapsed().as_secs_f64();
+            self.audit.note(seconds, self.directory.audit_progress(), &self.directory.take_violations());
+        }
         if outcomes.len() != entry.ops.len() {
             let (ops, got) = (entry.ops.len(), outcomes.len());
             return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
         }
+        #[cfg(test)]
+        self.history.lock().push((at.index, payload.to_vec(), outcomes.clone()));
         self.evictor.changed(self.directory.take_changes());
         self.ops.fetch_add(entry.ops.len() as u64, Ordering::Relaxed);
         self.entries.fetch_add(1, Ordering::Relaxed);
@@ -105,6 +137,8 @@ impl StateMachine for Machine {
 
     fn skip(&self, at: LogPosition) {
         self.directory.skip(at.index, at.term);
+        #[cfg(test)]
+        self.history.lock().push((at.index, Vec::new(), Vec::new()));
         self.advance(at);
     }
 

@@ -16,6 +16,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use super::admin::AdminFace;
+use super::audit::AuditMetrics;
 use super::core::Service;
 use super::logging::LogFilter;
 use super::machine::{Machine, MasterNode};
@@ -88,10 +89,12 @@ impl Master {
         let listen_error = |cause| MasterError::Listen { address: options.listen.clone(), cause };
         let unknown =
             || Error::new(ErrorCode::InvalidParams, format!("no eviction policy '{}'", options.eviction_policy));
-        let machine = Arc::new(Machine::new(&options.eviction_policy).ok_or_else(unknown)?);
+        let audit = AuditMetrics::new()?;
+        let machine = Arc::new(Machine::new(&options.eviction_policy, audit).ok_or_else(unknown)?);
         let node = MasterNode::open(options.raft(), machine.clone()).await?;
         let registry = Registry::new();
         let metrics = ServiceMetrics::register(&registry)?;
+        machine.audit_metrics().register(&registry)?;
         let host = (options.listen.host(), options.listen.port());
         let listener = TcpListener::bind(host).await.map_err(listen_error)?;
         let local = listener.local_addr().map_err(listen_error)?;
@@ -109,6 +112,12 @@ impl Master {
         });
         node.run().await?;
         Ok(Master { service, node, registry, local, stopped, closing })
+    }
+
+    /// What tests need beside the wire.
+    #[cfg(test)]
+    pub(super) fn service(&self) -> &Arc<Service> {
+        &self.service
     }
 
     /// Where the RPC port listens.

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod admin;
+mod audit;
 mod clients;
 mod copying;
 mod core;
@@ -33,6 +34,8 @@ mod status;
 mod tasks;
 mod tenants;
 mod tenure;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 pub use logging::LogFilter;

@@ -71,7 +71,7 @@ impl NodeFace {
                 other => return Err(unexpected("mount_segment", &other)),
             });
         }
-        tenure.set_capacity_bytes(self.service.directory().counts().capacity_bytes);
+        tenure.note_segments(self.service.directory());
         Ok(mounted)
     }
 
@@ -108,7 +108,7 @@ async fn commit(tenure: &Tenure, op: Op<'_>) -> Result<Outcome, Error> {
 }
 
 /// Works on one beat.
-fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse, Error> {
+pub(super) fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse, Error> {
     let tenure = service.tenure()?;
     let (id, incarnation) = (NodeId(beat.node_id), Incarnation(beat.incarnation));
     if beat.history != service.history().0 {

@@ -70,6 +70,8 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
         lease_ttl_max_ms: service.options().lease_ttl_max.as_millis() as u64,
         put_start_discard_timeout_ms: service.options().put_start_discard_timeout.as_millis() as u64,
         objects_max: service.options().objects_max,
+        granted_bytes_min: service.options().granted_bytes_min,
+        hard_pinned_percent_max: service.options().hard_pinned_percent_max,
         strategy: service.options().allocation_strategy,
         secret: if config.secret == Secret::default() { draw_secret() } else { config.secret },
     };
@@ -85,7 +87,7 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
     let lease_ttl_max_ms = config.config.lease_ttl_max_ms.max(config.lease_ttl_max_before_ms);
     let lease_ttl_max = Duration::from_millis(lease_ttl_max_ms);
     let tenure = Tenure::new(term, first_index, clock, proposer, NodeTable::new(), lease_ttl_max);
-    tenure.set_capacity_bytes(service.directory().counts().capacity_bytes);
+    tenure.note_segments(service.directory());
     Ok(tenure)
 }
 

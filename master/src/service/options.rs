@@ -54,6 +54,12 @@ pub struct MasterOptions {
     pub session_idle_timeout: Duration,
     /// Bytes a second that are copied for objects that lost a copy.
     pub heal_bytes_per_second: u64,
+    /// Bytes that one client may have granted and not ended in any pool, however small (L5). Replicated.
+    pub granted_bytes_min: u64,
+    /// Share of the pool that may be pinned for good by tenants without a quota of bytes, in percent. Replicated.
+    pub hard_pinned_percent_max: u64,
+    /// How often the leader has every master audit one more shard; zero: never.
+    pub audit_interval: Duration,
     /// Calls slower than this are logged.
     pub slow_call: Duration,
     /// Log bytes after which a snapshot is taken and the log purged.
@@ -96,6 +102,9 @@ impl MasterOptions {
             local_first: false,
             session_idle_timeout: Duration::from_secs(600),
             heal_bytes_per_second: 256 << 20,
+            granted_bytes_min: Config::default().granted_bytes_min,
+            hard_pinned_percent_max: Config::default().hard_pinned_percent_max,
+            audit_interval: Duration::from_secs(1),
             slow_call: Duration::from_millis(500),
             snapshot_log_bytes: 256 << 20,
             keep_log_entries: 50_000,
@@ -109,6 +118,8 @@ impl MasterOptions {
             lease_ttl_max_ms: self.lease_ttl_max.as_millis() as u64,
             put_start_discard_timeout_ms: self.put_start_discard_timeout.as_millis() as u64,
             objects_max: self.objects_max,
+            granted_bytes_min: self.granted_bytes_min,
+            hard_pinned_percent_max: self.hard_pinned_percent_max,
             ..Config::default()
         }
         .check()?;
@@ -159,14 +170,10 @@ pub const ENTRY_BYTES_MAX: usize = 256 << 10;
 pub const DEADLINE_MAX: Duration = Duration::from_secs(300);
 /// Objects of one page of a listing.
 pub const LIST_PAGE_MAX: usize = 10_000;
-/// Share of capacity that may be under lease (L5), in percent.
+/// Share of the pool, and of each segment, that may be under lease (L5), in percent.
 pub const LEASED_PERCENT_MAX: u64 = 50;
 /// Share of capacity that one client may have under lease (L5), in percent.
 pub const LEASED_PERCENT_PER_CLIENT_MAX: u64 = 25;
-/// Share of capacity that one client may have granted and not ended (L5), in percent.
-pub const GRANTED_PERCENT_MAX: u64 = 10;
-/// What one client may have granted and not ended in any pool, however small.
-pub const GRANTED_BYTES_MIN: u64 = 256 << 20;
 /// Share of capacity kept free ahead of need (L4), in percent.
 pub const RESERVE_PERCENT_MAX: u64 = 5;
 /// Ids of one fence, verify or reclaim batch.

@@ -17,13 +17,13 @@ use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, SegmentId, v1}
 use super::core::{Service, unexpected, uuid};
 use super::evictor::Requested;
 use super::leases::Marks;
-use super::options::{BATCH_ITEMS_MAX, GRANTED_BYTES_MIN, GRANTED_PERCENT_MAX};
+use super::options::BATCH_ITEMS_MAX;
 use super::reads::addresses;
 use super::room::{self, Found, VICTIMS_MAX, Victims, Wanted};
 use super::tenure::Tenure;
 use crate::directory::{
-    Contact, DataType, Grant, ObjectState, Op, Outcome, PutEnd, PutStart, ReplicaMode, SessionId, SoftPinAction,
-    Statuses, TenantId, Token, Turn,
+    Contact, DataType, Grant, ObjectState, ObjectView, Op, Outcome, PutEnd, PutStart, ReplicaMode, SessionId,
+    SoftPinAction, Statuses, TenantId, Token, Turn,
 };
 
 /// Part of the caller's time kept for carrying the answer home.
@@ -31,6 +31,8 @@ const ANSWER_ALLOWANCE: Duration = Duration::from_millis(20);
 /// Said of an item that was not stored because of another.
 const BEHIND_NO_ROOM: &str =
     "an item before it in the batch found no room; what is stored of a batch is a prefix of it";
+/// Attempts after which a call that holds grants waits no longer for room.
+const ATTEMPTS_WITH_GRANTS: usize = 2;
 /// Pause before room is looked for again when nothing could be evicted.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(20);
 
@@ -50,6 +52,8 @@ pub async fn start(
     tenure.count_put_bytes(waiting.iter().map(|(i, _)| request.items[*i].length).sum());
     note_requested(service, tenant, &request.items);
     let (mut nodes, mut attempt, mut waits) = (BTreeSet::new(), 0, None);
+    let is_prefix = !request.independent && !request.upsert;
+    let mut holds_grants = false;
     // Items held back behind one that found no room: granting them only to take them back would evict for nothing.
     let mut held_back: Vec<(usize, Token)> = Vec::new();
     while !waiting.is_empty() {
@@ -69,12 +73,17 @@ pub async fn start(
                 Outcome::Refused(error) if batch.waits_for_room(service, i, &error) => {
                     round.again.push((i, token, error))
                 }
-                Outcome::Refused(error) => grants[i].error = Some(error.for_item(i)),
+                Outcome::Refused(error) => {
+                    if round.cut.is_none() && batch.is_limited(service, i, &error) {
+                        round.cut = Some(i);
+                    }
+                    grants[i].error = Some(error.for_item(i));
+                }
                 other => return Err(unexpected("put_start", &other)),
             }
         }
         // An upsert that was taken back could not be granted again: its number was used (W8).
-        if !request.independent && !request.upsert {
+        if is_prefix {
             round.take_back(&tenure, session).await?;
         }
         let progress = !round.granted.is_empty();
@@ -82,8 +91,13 @@ pub async fn start(
             nodes.extend(grant.replicas.iter().map(|r| r.node.0));
             grants[*i] = granted(service, &tenure, grant);
         }
+        // What is granted is of use to nobody until it is written and ended, and others may wait for that space: the caller
+        // gets it now, and comes again for the rest.
+        let is_stuck = holds_grants && !progress && attempt >= ATTEMPTS_WITH_GRANTS;
         let out_of_time = Instant::now() + ANSWER_ALLOWANCE + NO_ROOM_PAUSE >= deadline;
-        if out_of_time {
+        let gives_up = out_of_time || is_stuck || is_prefix && round.cut.is_some();
+        holds_grants |= progress;
+        if gives_up {
             for (i, _, error) in round.again.drain(..) {
                 grants[i].error = Some(error.retry_after(NO_ROOM_PAUSE.as_millis() as u32).for_item(i));
             }
@@ -94,14 +108,14 @@ pub async fn start(
         if !round.again.is_empty() && attempt > 0 && !progress {
             tokio::time::sleep(NO_ROOM_PAUSE).await;
         }
-        if out_of_time {
+        if gives_up {
             let no_time = Error::new(ErrorCode::NoSpace, BEHIND_NO_ROOM).retry_after(NO_ROOM_PAUSE.as_millis() as u32);
             held_back.drain(..).for_each(|(i, _)| grants[i].error = Some(no_time.for_item(i)));
         }
         waiting = round.again.into_iter().map(|(i, token, _)| (i, token)).collect();
         if waiting.is_empty() {
             waiting = std::mem::take(&mut held_back);
-        } else if !request.independent && !request.upsert {
+        } else if is_prefix {
             let behind = waiting.split_off(1);
             held_back.splice(..0, behind);
         }
@@ -118,13 +132,16 @@ pub async fn start(
 struct Round {
     granted: Vec<(usize, Token, Grant)>,
     again: Vec<(usize, Token, Error)>,
+    /// The first item that a limit on its client or tenant refused: room will not change that.
+    cut: Option<usize>,
 }
 
 impl Round {
     /// Takes back the grants behind the first item that found no room. A repeated call may have heard of them, so their
     /// space comes free only when their datanodes are fenced (W5), and what a call before this one was granted stays.
     async fn take_back(&mut self, tenure: &Tenure, session: SessionId) -> Result<(), Error> {
-        let Some(first) = self.again.first().map(|(i, ..)| *i) else { return Ok(()) };
+        let first = self.again.first().map(|(i, ..)| *i);
+        let Some(first) = first.into_iter().chain(self.cut).min() else { return Ok(()) };
         let behind = self.granted.partition_point(|(i, ..)| *i < first);
         let behind = self.granted.split_off(behind);
         let (kept, behind): (Vec<_>, Vec<_>) = behind.into_iter().partition(|(.., grant)| grant.repeated);
@@ -195,7 +212,7 @@ impl<'a> Batch<'a> {
     /// and not ended (L5): what is above waits for its own earlier puts.
     fn admit(&self, service: &Service, tenure: &Tenure, grants: &mut [v1::PutGrant]) -> Vec<(usize, Token)> {
         let mut waiting = Vec::with_capacity(grants.len());
-        let granted_max = (tenure.capacity_bytes() / 100 * GRANTED_PERCENT_MAX).max(GRANTED_BYTES_MIN);
+        let granted_max = service.directory().config().config.granted_bytes_max(tenure.capacity_bytes());
         let mut open_bytes = service.directory().session(self.session).map_or(0, |session| session.open_bytes);
         let mut cut = false;
         for (i, item) in self.request.items.iter().enumerate() {
@@ -343,9 +360,27 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Whether an item was refused by a limit that is not on room: what this client has granted, or what is pinned for good.
+    fn is_limited(&self, service: &Service, i: usize, error: &Error) -> bool {
+        error.code() == ErrorCode::ResourceExhausted
+            || error.code() == ErrorCode::NoSpace && self.is_pinned_out(service, i)
+    }
+
+    /// Whether nothing more may be pinned for good.
+    fn is_pinned_out(&self, service: &Service, i: usize) -> bool {
+        let key = &self.request.items[i].key;
+        let is_pinned = |view: Option<&ObjectView<'_>>| view.is_some_and(|view| view.hard_pinned);
+        let pins = self.request.hard_pin
+            || self.request.upsert && service.directory().with_object(self.tenant, key, is_pinned);
+        pins && self.need(i) > service.directory().hard_pin_room(self.tenant)
+    }
+
     /// Whether an item was refused for lack of room that may yet be made: not if no segment is large enough, or the
     /// tenant does not want its own evicted.
     fn waits_for_room(&self, service: &Service, i: usize, error: &Error) -> bool {
+        if self.is_pinned_out(service, i) {
+            return false;
+        }
         let copies = match error.code() {
             ErrorCode::NoSpace => 1,
             ErrorCode::NotEnoughReplicas => self.replica_num as usize,

@@ -11,12 +11,15 @@ use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, v1};
 
 use super::core::Service;
 use super::evictor::Requested;
-use super::leases::{Granted, LeaseTerms};
+use super::leases::{Granted, LeaseTable, LeaseTerms};
 use super::matching::pattern;
 use super::options::{BATCH_ITEMS_MAX, LEASED_PERCENT_MAX, LEASED_PERCENT_PER_CLIENT_MAX, LIST_PAGE_MAX};
 use super::session::check_envelope;
 use super::tenure::Tenure;
 use crate::directory::{DataType, ListFilter, ObjectState, ObjectView, ReplicaPlace, SessionId, TenantId};
+
+/// Members of groups that are looked at on a stream's own path.
+const INLINE_GROUP_MEMBERS_MAX: usize = 512;
 
 /// Answers a read from memory, or `None` when some key is being reclaimed right now and the read has to wait for it.
 pub fn try_answer(
@@ -34,7 +37,11 @@ pub fn try_answer(
         Err(error) => return Some(Err(error)),
     };
     read.look(None);
-    read.marked.is_empty().then(|| Ok(read.finish()))
+    if read.marked.is_empty() && read.group_walk() <= INLINE_GROUP_MEMBERS_MAX {
+        return Some(Ok(read.finish()));
+    }
+    // The task that goes on begins anew: what was leased here is given back.
+    None
 }
 
 /// Answers a read in a task of its own: waits for the barrier, and for marks to be dropped.
@@ -69,6 +76,20 @@ struct Read<'a> {
     marked: Vec<usize>,
     /// Present keys that have a group, with its name.
     grouped: Vec<(usize, Box<[u8]>)>,
+    taken: Taken<'a>,
+}
+
+/// Leases that a read took and has not answered yet. If it never does (it begins anew elsewhere, or its caller's time is
+/// over) they are given back, so that none is counted twice and none is held for nobody (L3).
+struct Taken<'a> {
+    leases: &'a LeaseTable,
+    objects: Vec<ObjectId>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.objects.iter().for_each(|&object| self.leases.release(object));
+    }
 }
 
 enum What<'a> {
@@ -97,6 +118,7 @@ impl Terms {
             client_bytes_max: tenure.capacity_bytes() / 100 * LEASED_PERCENT_PER_CLIENT_MAX,
             client: session.0,
             client_bytes: tenure.leases.client_bytes(session.0),
+            segments: tenure.leases.segments(),
         };
         Terms { lease, log_time: tenure.log_time() }
     }
@@ -110,7 +132,7 @@ impl Terms {
             return Granted::Unprotected;
         }
         let bytes = view.replicas.iter().map(|r| r.length).sum();
-        tenure.leases.grant(view.object, bytes, &self.lease)
+        tenure.leases.grant_in(view.object, bytes, view.replicas.iter().map(|r| r.segment), &self.lease)
     }
 }
 
@@ -150,12 +172,13 @@ impl<'a> Read<'a> {
             }
             _ => return Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),
         };
-        Ok(Read { service, tenure, tenant, what, marked: Vec::new(), grouped: Vec::new() })
+        let taken = Taken { leases: &tenure.leases, objects: Vec::new() };
+        Ok(Read { service, tenure, tenant, what, marked: Vec::new(), grouped: Vec::new(), taken })
     }
 
     /// Looks at all keys, or at some of them again.
     fn look(&mut self, again: Option<&[usize]>) {
-        let Read { service, tenure, tenant, marked, grouped, what } = self;
+        let Read { service, tenure, tenant, marked, grouped, what, taken } = self;
         let (tenure, tenant, directory) = (*tenure, *tenant, service.directory());
         match what {
             What::Exist { keys, suspects, terms, present, protected } => {
@@ -168,7 +191,10 @@ impl<'a> Read<'a> {
                         grouped.push((i, name.into()));
                     }
                     match terms.grant(tenure, view) {
-                        Granted::Lease => present[i] = 1,
+                        Granted::Lease => {
+                            present[i] = 1;
+                            taken.objects.push(view.object);
+                        }
                         Granted::Unprotected => {
                             present[i] = 1;
                             *protected = false;
@@ -185,7 +211,12 @@ impl<'a> Read<'a> {
             }
             What::Locate { keys, suspects, terms, found } => {
                 let mut see = |i: usize, view: Option<&ObjectView<'_>>| match locate(tenure, view, suspects, terms) {
-                    Some(location) => found[i] = location,
+                    Some(location) => {
+                        if location.lease_ttl_ms > 0 {
+                            taken.objects.push(ObjectId(location.object_id));
+                        }
+                        found[i] = location;
+                    }
                     None => marked.push(i),
                 };
                 match again {
@@ -201,6 +232,7 @@ impl<'a> Read<'a> {
 
     fn finish(mut self) -> Answer {
         self.all_or_none();
+        self.taken.objects.clear();
         match self.what {
             What::Exist { present, terms, protected, .. } => {
                 let hits = present.iter().filter(|&&p| p == 1).count() as u64;
@@ -220,6 +252,14 @@ impl<'a> Read<'a> {
 }
 
 impl Read<'_> {
+    /// Members of groups that `finish` has to look at, one by one.
+    fn group_walk(&mut self) -> usize {
+        let What::Exist { suspects, .. } = &self.what else { return 0 };
+        self.grouped.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+        let groups = self.grouped.chunk_by(|a, b| a.1 == b.1);
+        groups.map(|group| self.service.directory().group_walk(self.tenant, &group[0].1, suspects)).sum()
+    }
+
     /// A member of a group exists only if all of the group can be read by this client.
     fn all_or_none(&mut self) {
         let What::Exist { suspects, present, .. } = &mut self.what else { return };

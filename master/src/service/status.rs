@@ -23,6 +23,12 @@ pub struct Readiness {
     pub objects: u64,
     /// Can be promoted without losing an acknowledged mutation.
     pub promotable: bool,
+    /// Whole passes of this master's auditor over its directory since it started.
+    pub audit_passes: u64,
+    /// Log index at which the last one ended.
+    pub audit_last_pass_index: u64,
+    /// Differences it found. Anything but 0 is a bug or bad memory: save the logs, and restore this master from the others.
+    pub audit_violations: u64,
     /// Why not, when not ready.
     pub reason: String,
 }
@@ -31,6 +37,7 @@ pub struct Readiness {
 pub fn readiness(service: &Service) -> Readiness {
     let status = service.node().status();
     let in_office = service.tenure().is_ok();
+    let audit = service.directory().audit_progress();
     let leadership = &status.leadership;
     let has_leader = leadership.leader.is_some();
     let promotable = status.promotable() && status.applied_index > 0;
@@ -51,6 +58,9 @@ pub fn readiness(service: &Service) -> Readiness {
         leader_index: status.last_log_index.max(status.committed_index),
         objects: service.directory().counts().objects,
         promotable,
+        audit_passes: audit.passes,
+        audit_last_pass_index: audit.last_pass_index,
+        audit_violations: audit.violations,
         reason,
     }
 }

@@ -13,8 +13,10 @@ use tokio::sync::{Notify, watch};
 
 use super::leases::LeaseTable;
 use super::liveness::NodeTable;
+use super::options::LEASED_PERCENT_MAX;
 use super::proposer::Proposer;
 use super::tasks::Attempts;
+use crate::directory::Directory;
 
 /// Retired replicas remembered because their objects are leased.
 const RETIRED_SEEN_MAX: usize = 1 << 16;
@@ -148,9 +150,11 @@ impl Tenure {
         self.capacity_bytes.load(Ordering::Relaxed)
     }
 
-    /// Notes the bytes of all segments.
-    pub fn set_capacity_bytes(&self, bytes: u64) {
-        self.capacity_bytes.store(bytes, Ordering::Relaxed);
+    /// Looks at the segments that are mounted: their bytes, and how many of them may be leased (L5).
+    pub fn note_segments(&self, directory: &Directory) {
+        let segments = directory.segments();
+        self.capacity_bytes.store(segments.iter().map(|s| s.capacity).sum(), Ordering::Relaxed);
+        self.leases.limit_segments(segments.iter().map(|s| (s.segment, s.capacity / 100 * LEASED_PERCENT_MAX)));
     }
 
     /// Where the search for reclaimable space goes on.

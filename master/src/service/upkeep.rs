@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidepool_proto::{Error, ErrorCode, NodeId, ReplicaId};
 
+use super::audit;
 use super::core::{Service, unexpected};
 use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
 use super::recency;
@@ -50,6 +51,10 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);
     every(service, tenure, sessions_interval, "sessions", |s, t| async move { expire_sessions(&s, &t).await });
     every(service, tenure, recency::INTERVAL, "recency", |s, t| async move { recency::share(&s, &t).await });
+    let audit_interval = service.options().audit_interval;
+    if !audit_interval.is_zero() {
+        every(service, tenure, audit_interval, "audit", |s, t| async move { audit::propose(&s, &t).await });
+    }
     let rate = Arc::new(parking_lot::Mutex::new(PutRate::default()));
     every(service, tenure, RESERVE_INTERVAL, "reserve", move |s, t| {
         let put_bytes_per_second = rate.lock().update(t.take_put_bytes(), RESERVE_INTERVAL);
@@ -252,8 +257,7 @@ pub async fn drop_node(tenure: &Tenure, node: &NodeView) -> Result<(), Error> {
 /// Once a second: expired leases go, gauges are set.
 fn sweep(service: &Service, tenure: &Tenure) {
     tenure.leases.sweep(tenure.now_ms());
-    let counts = service.directory().counts();
-    tenure.set_capacity_bytes(counts.capacity_bytes);
+    tenure.note_segments(service.directory());
     let metrics = service.metrics();
     metrics.leases.set(tenure.leases.len() as i64);
     metrics.leased_bytes.set(tenure.leases.leased_bytes() as i64);

@@ -25,9 +25,9 @@ impl Apply<'_> {
         };
         let mut shard = self.shards.write(at.shard());
         let record: &mut Record = shard.record_mut(at.slot()).expect("the index names a record");
-        self.digest_record(record, Sign::Sub);
+        self.digest_record(at, record, Sign::Sub);
         record.soft_pin(until);
-        self.digest_record(record, Sign::Add);
+        self.digest_record(at, record, Sign::Add);
         Ok(Outcome::Done)
     }
 

@@ -114,11 +114,11 @@ impl Apply<'_> {
         self.core.space.convert(copy.segment, copy.offset, copy.bytes, Use::Processing, Use::Complete);
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
-        self.digest_record(record, Sign::Sub);
+        self.digest_record(at, record, Sign::Sub);
         record.replicas.push(Replica { id: replica, offset: copy.offset, segment: copy.segment });
         let gone = copy.instead_of.and_then(|id| record.replicas.iter().position(|r| r.id == id));
         let gone = gone.map(|place| record.replicas.remove(place));
-        self.digest_record(record, Sign::Add);
+        self.digest_record(at, record, Sign::Add);
         self.core.note_copies(record);
         drop(shard);
         if let Some(gone) = gone {

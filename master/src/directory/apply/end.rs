@@ -2,6 +2,7 @@
 
 use super::{Applied, Apply, Charge, Sign, check_count, invalid};
 use crate::directory::core::OpenPut;
+use crate::directory::groups::Joins;
 use crate::directory::objects::{Record, Replica};
 use crate::directory::op::{PutEnd, ReplicaEnd, RetireMode, SoftPinAction, Statuses};
 use crate::directory::outcome::Outcome;
@@ -51,7 +52,7 @@ impl Apply<'_> {
             drop(shard);
             return Ok(Outcome::PutDropped(self.drop_ended(end.object, &ends)));
         }
-        self.digest_record(record, Sign::Sub);
+        self.digest_record(at, record, Sign::Sub);
         let open = self.close_put(record);
         let failed: SmallVec<[Replica; 1]> =
             record.replicas.iter().copied().filter(|replica| !ends.is_stored(replica.id)).collect();
@@ -62,7 +63,7 @@ impl Apply<'_> {
         record.soft_pin(until);
         let completed = record.clone();
         drop(shard);
-        self.digest_record(&completed, Sign::Add);
+        self.digest_record(at, &completed, Sign::Add);
         self.charge(completed.tenant, Charge::Return { bytes: bytes * failed.len() as u64, objects: 0 });
         for replica in &completed.replicas {
             self.core.space.convert(replica.segment, replica.offset, bytes, Use::Processing, Use::Complete);
@@ -74,8 +75,10 @@ impl Apply<'_> {
             self.retire_object(old, RetireMode::RetireOnly);
             self.shards.attach(at);
             if let Some(name) = completed.group() {
-                self.core.groups.promote(&(completed.tenant, name.clone()), end.object);
+                self.core.groups.promote(&(completed.tenant, name.clone()), end.object, Joins::Finished);
             }
+        } else if let Some(name) = completed.group_name() {
+            self.core.groups.finish(&name);
         }
         self.note_found(&completed);
         let shards = self.shards;

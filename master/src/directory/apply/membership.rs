@@ -194,7 +194,7 @@ impl Apply<'_> {
             open_grants: 0,
             open_bytes: 0,
         };
-        core.digest.add(|c| c.session(id, &session));
+        core.parts.sessions.add(&id, |c| c.session(id, &session));
         core.sessions.by_uuid.insert(*client_uuid, id);
         core.sessions.by_id.insert(id, session);
         Ok(Outcome::Opened { session: id, floor: 0 })
@@ -211,9 +211,9 @@ impl Apply<'_> {
             }
             let session = core.sessions.by_id.remove(&id).expect("just seen");
             core.sessions.by_uuid.remove(&session.client_uuid);
-            core.digest.sub(|c| c.session(id, &session));
+            core.parts.sessions.sub(&id, |c| c.session(id, &session));
             for (&sequence, &removal) in &session.outcomes {
-                core.digest.sub(|c| c.answered(id, sequence, removal));
+                core.parts.sessions.sub(&id, |c| c.answered(id, sequence, removal));
             }
             expired += 1;
         }
@@ -277,10 +277,10 @@ impl Apply<'_> {
         }
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
-        self.digest_record(record, Sign::Sub);
+        self.digest_record(at, record, Sign::Sub);
         let place = record.replicas.iter().position(|r| r.segment == slot).expect("the segment names the object");
         let replica = record.replicas.remove(place);
-        self.digest_record(record, Sign::Add);
+        self.digest_record(at, record, Sign::Add);
         let (bytes, complete, tenant) = (record.extent_bytes(), record.is_complete(), record.tenant);
         self.core.note_copies(record);
         drop(shard);

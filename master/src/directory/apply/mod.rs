@@ -9,7 +9,10 @@ mod release;
 mod remove;
 mod victims;
 
+use super::audit;
 use super::core::{Core, OpenPut};
+use super::digest::Sign;
+use super::groups::Joins;
 use super::limits::{Config, GROUP_MEMBERS_MAX, IDS_PER_OP_MAX};
 use super::objects::{Location, Record, Shards};
 use super::op::{Entry, Op, TenantId};
@@ -89,6 +92,10 @@ impl Apply<'_> {
             Op::EndTask { task, state, left, message } => self.end_task(*task, *state, *left, message),
             Op::SetConfig(config) => self.set_config(config),
             Op::Checkpoint { index, digest } => self.checkpoint(*index, *digest),
+            Op::Audit => {
+                audit::step(self.core, self.shards, self.topology, self.at.log_index());
+                Ok(Outcome::Done)
+            }
         }
     }
 
@@ -130,13 +137,14 @@ impl Apply<'_> {
         self.shards.with(at, f).expect("the index names a record")
     }
 
-    /// Adds or takes a record's part of the digest.
-    fn digest_record(&mut self, record: &Record, sign: Sign) {
+    /// Adds or takes a record's part of the digest, and what its tenant has pinned for good.
+    fn digest_record(&mut self, at: Location, record: &Record, sign: Sign) {
         let core = &mut *self.core;
         let open = if record.is_complete() { None } else { core.open.get(&record.object) };
-        match sign {
-            Sign::Add => core.digest.add(|c| c.object(record, open, &core.space)),
-            Sign::Sub => core.digest.sub(|c| c.object(record, open, &core.space)),
+        core.objects.change(at, record, open, &core.space, sign);
+        if record.hard_pinned {
+            let tenant = core.tenants.get_mut(record.tenant).expect("an object's tenant is registered");
+            sign.count(&mut tenant.hard_pinned_bytes, record.hard_pinned_bytes());
         }
     }
 
@@ -145,7 +153,7 @@ impl Apply<'_> {
     fn take_object(&mut self, object: ObjectId) -> Option<Record> {
         let at = self.core.index.remove(&object)?;
         let record = self.shards.remove(at).expect("the index names a record");
-        self.digest_record(&record, Sign::Sub);
+        self.digest_record(at, &record, Sign::Sub);
         self.charge(record.tenant, Charge::Return { bytes: record.all_bytes(), objects: 1 });
         self.drop_copies(&record);
         self.core.degraded.remove(&object);
@@ -158,8 +166,8 @@ impl Apply<'_> {
         }
         if let Some(name) = record.group() {
             let name = (record.tenant, name.clone());
-            let lost = self.core.groups.leave(&name, object);
-            lost.iter().for_each(|key| self.core.digest.sub(|c| c.lost_member(&name, key)));
+            let lost = self.core.groups.leave(&name, object, record.is_complete());
+            lost.iter().for_each(|key| self.core.parts.lost_members.sub(&name, |c| c.lost_member(&name, key)));
         }
         if let Some(upsert) = self.core.upserts.remove(&object) {
             self.attach_upsert(upsert);
@@ -171,12 +179,12 @@ impl Apply<'_> {
     fn attach_upsert(&mut self, object: ObjectId) {
         let at = self.core.index[&object];
         let record = self.with_record(at, Record::clone);
-        self.digest_record(&record, Sign::Sub);
+        self.digest_record(at, &record, Sign::Sub);
         self.core.open.get_mut(&object).expect("an upsert is open").replaces = None;
-        self.digest_record(&record, Sign::Add);
+        self.digest_record(at, &record, Sign::Add);
         self.shards.attach(at);
         if let Some(name) = record.group() {
-            self.core.groups.promote(&(record.tenant, name.clone()), object);
+            self.core.groups.promote(&(record.tenant, name.clone()), object, Joins::Put);
         }
     }
 
@@ -214,7 +222,7 @@ impl Apply<'_> {
         let name = (record.tenant, name.clone());
         let Some(group) = self.core.groups.by_name.get_mut(&name) else { return };
         if group.lost.len() < GROUP_MEMBERS_MAX && group.lost.insert(record.key.clone()) {
-            self.core.digest.add(|c| c.lost_member(&name, &record.key));
+            self.core.parts.lost_members.add(&name, |c| c.lost_member(&name, &record.key));
         }
     }
 
@@ -224,7 +232,7 @@ impl Apply<'_> {
         let name = (record.tenant, name.clone());
         let Some(group) = self.core.groups.by_name.get_mut(&name) else { return };
         if !group.lost.is_empty() && group.lost.remove(&record.key) {
-            self.core.digest.sub(|c| c.lost_member(&name, &record.key));
+            self.core.parts.lost_members.sub(&name, |c| c.lost_member(&name, &record.key));
         }
     }
 }
@@ -234,12 +242,6 @@ impl Apply<'_> {
 enum Charge {
     Take { bytes: u64, objects: u64 },
     Return { bytes: u64, objects: u64 },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sign {
-    Add,
-    Sub,
 }
 
 fn invalid(message: String) -> Error {

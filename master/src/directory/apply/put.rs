@@ -4,9 +4,10 @@ use super::end::Ends;
 use super::victims::{Choice, Wanted};
 use super::{Applied, Apply, Charge, Sign, invalid};
 use crate::directory::core::OpenPut;
+use crate::directory::groups::Joins;
 use crate::directory::limits::{
-    DATA_TYPE_MAX, EXCLUDED_NODES_MAX, GROUP_MEMBERS_MAX, GROUP_NAME_BYTES_MAX, PREFERRED_SEGMENTS_MAX,
-    SOFT_PIN_TTL_MAX_MS, VICTIMS_PER_OP_MAX,
+    DATA_TYPE_MAX, EXCLUDED_NODES_MAX, GRANTED_PERCENT_MAX, GROUP_MEMBERS_MAX, GROUP_NAME_BYTES_MAX,
+    PREFERRED_SEGMENTS_MAX, SOFT_PIN_TTL_MAX_MS, VICTIMS_PER_OP_MAX,
 };
 use crate::directory::objects::{Extras, Record, Replica};
 use crate::directory::op::{PutStart, SoftPinAction, TenantId};
@@ -51,6 +52,8 @@ impl Apply<'_> {
             ));
         }
         let group = self.group_of(put, replaced.as_ref())?;
+        self.check_granted(put, preempted)?;
+        self.check_hard_pinned(put, replaced.as_ref())?;
         let choice = self.choose(&Wanted {
             put,
             bytes: extent_bytes(put.length),
@@ -65,6 +68,40 @@ impl Apply<'_> {
             self.record_answer(put.session, turn, Answered::Upsert(ObjectId::from(self.at)));
         }
         Ok(Outcome::Granted(self.grant(put, hash, choice, replaced, group, preempted)))
+    }
+
+    /// A client may have only so many bytes granted and not ended (L5). What it preempts of its own comes back first.
+    fn check_granted(&self, put: &PutStart<'_>, preempted: Option<ObjectId>) -> Result<(), Error> {
+        let limit = self.core.config.config.granted_bytes_max(self.core.space.capacity());
+        let session = &self.core.sessions.by_id[&put.session];
+        let own = preempted.filter(|id| self.core.open[id].session == put.session);
+        let back = own.map_or(0, |id| self.with_record(self.core.index[&id], Record::all_bytes));
+        let open_bytes = session.open_bytes - back;
+        let need = extent_bytes(put.length).saturating_mul(put.replica_num.into());
+        if open_bytes == 0 || open_bytes.saturating_add(need) <= limit {
+            return Ok(());
+        }
+        Err(granted_too_much(put.key, open_bytes, need, limit))
+    }
+
+    /// What is pinned for good without a quota of bytes may fill only a part of the pool.
+    fn check_hard_pinned(&self, put: &PutStart<'_>, replaced: Option<&Record>) -> Result<(), Error> {
+        if !put.hard_pin && !replaced.is_some_and(|old| old.hard_pinned) {
+            return Ok(());
+        }
+        let room = self.core.hard_pin_room(put.tenant);
+        let need = extent_bytes(put.length).saturating_mul(put.replica_num.into());
+        if need <= room.saturating_add(replaced.map_or(0, Record::hard_pinned_bytes)) {
+            return Ok(());
+        }
+        let percent = self.core.config.config.hard_pinned_percent_max;
+        Err(Error::new(
+            ErrorCode::NoSpace,
+            format!(
+                "key '{}' would pin {need} bytes for good, {room} are left: without a quota of bytes at most {percent} % of the pool may be (hard_pinned_percent_max); remove some, or give the tenant a quota",
+                shown(put.key)
+            ),
+        ))
     }
 
     /// The first answer of an upsert whose sequence was used.
@@ -204,13 +241,13 @@ impl Apply<'_> {
         };
         let open = OpenPut { token: put.token, session: put.session, soft_pin: put.soft_pin, replaces };
         self.core.open.insert(object, open);
-        self.digest_record(&record, Sign::Add);
         self.charge(put.tenant, Charge::Take { bytes: record.all_bytes(), objects: 1 });
         let session = self.core.sessions.get_mut(put.session).expect("checked before");
         session.open_grants += 1;
         session.open_bytes += record.all_bytes();
         if let Some(name) = record.group() {
-            self.core.groups.join((put.tenant, name.clone()), object, replaces.is_some());
+            let joins = if replaces.is_some() { Joins::Upsert } else { Joins::Put };
+            self.core.groups.join((put.tenant, name.clone()), object, joins);
         }
         let grant = self.grant_of(&record, false, preempted, choice.evicted);
         let places: SmallVec<[Replica; 2]> = record.replicas.iter().copied().collect();
@@ -224,6 +261,9 @@ impl Apply<'_> {
         for replica in places {
             self.core.space.note_used(replica.segment, replica.offset, at);
         }
+        let shard = self.shards.read(at.shard());
+        self.digest_record(at, shard.record(at.slot()).expect("just inserted"), Sign::Add);
+        drop(shard);
         assert!(self.core.index.insert(object, at).is_none(), "object {object} exists");
         grant
     }
@@ -288,6 +328,15 @@ pub(super) fn check_soft_pin(key: &[u8], action: SoftPinAction) -> Result<(), Er
         ))),
         _ => Ok(()),
     }
+}
+
+/// RESOURCE_EXHAUSTED, naming the limit of L5.
+fn granted_too_much(key: &[u8], open_bytes: u64, need: u64, limit: u64) -> Error {
+    let message = format!(
+        "key '{}' needs {need} bytes, and this client has {open_bytes} granted and not ended; the limit is {limit} (granted_bytes_min, or {GRANTED_PERCENT_MAX} % of the pool): end or revoke some first",
+        shown(key)
+    );
+    Error::new(ErrorCode::ResourceExhausted, message).retry_after(5)
 }
 
 /// A key for a message: its first 64 bytes.

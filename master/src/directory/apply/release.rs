@@ -143,9 +143,9 @@ impl Apply<'_> {
         }
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
-        self.digest_record(record, Sign::Sub);
+        self.digest_record(at, record, Sign::Sub);
         record.replicas.retain(|r| r.id != replica);
-        self.digest_record(record, Sign::Add);
+        self.digest_record(at, record, Sign::Add);
         let (bytes, tenant) = (record.extent_bytes(), record.tenant);
         self.core.note_copies(record);
         drop(shard);

@@ -74,16 +74,16 @@ impl Apply<'_> {
         let core = &mut *self.core;
         let session = core.sessions.by_id.get_mut(&id).expect("checked before");
         if turn.floor > session.floor {
-            core.digest.sub(|c| c.session(id, session));
+            core.parts.sessions.sub(&id, |c| c.session(id, session));
             session.floor = turn.floor;
-            core.digest.add(|c| c.session(id, session));
+            core.parts.sessions.add(&id, |c| c.session(id, session));
             let kept = session.outcomes.split_off(&turn.floor);
             for (&sequence, &old) in &session.outcomes {
-                core.digest.sub(|c| c.answered(id, sequence, old));
+                core.parts.sessions.sub(&id, |c| c.answered(id, sequence, old));
             }
             session.outcomes = kept;
         }
         session.outcomes.insert(turn.sequence, answered);
-        core.digest.add(|c| c.answered(id, turn.sequence, answered));
+        core.parts.sessions.add(&id, |c| c.answered(id, turn.sequence, answered));
     }
 }

@@ -6,8 +6,9 @@ use super::put::shown;
 use super::release::Named;
 use crate::directory::groups::GroupName;
 use crate::directory::objects::{Record, Replica};
-use crate::directory::op::{PutStart, ReplicaMode, TenantId};
+use crate::directory::op::{PutStart, ReplicaMode};
 use crate::directory::placement::{Plan, Request, place};
+use crate::directory::space::Space;
 use smallvec::SmallVec;
 use tidepool_proto::{Error, ErrorCode, ObjectId};
 
@@ -31,11 +32,19 @@ pub(super) struct Choice {
 /// A victim whose extents are free on trial.
 struct Trial {
     object: ObjectId,
-    tenant: TenantId,
     bytes: u64,
     replicas: SmallVec<[Replica; 2]>,
-    /// Bytes that leave its tenant's account: what is being copied is given up with it.
-    charged: u64,
+}
+
+/// What the victims given up come to.
+#[derive(Default)]
+struct GivenUp {
+    objects: usize,
+    /// Of the put's tenant.
+    own_objects: u64,
+    own_bytes: u64,
+    /// A segment that the put may use has room since the last placement that it had not before.
+    opened: bool,
 }
 
 /// How well a put fits: first of all there must be room for one more object, here and in the tenant's quota.
@@ -58,7 +67,7 @@ impl Apply<'_> {
     /// Chooses segments and evicts the victims that were needed for it. An error: nothing changed.
     pub(super) fn choose(&mut self, wanted: &Wanted<'_, '_>) -> Result<Choice, Error> {
         let mut best = Best { plan: self.place(wanted), fit: Fit::default(), needed: 0 };
-        best.fit = self.fit(wanted, &best.plan, &[]);
+        best.fit = self.fit(wanted, &best.plan, &GivenUp::default());
         let mut trials = self.give_up_victims(wanted, &mut best);
         let Best { plan, fit, needed } = best;
         let refused = self.refusal(wanted, &fit);
@@ -75,7 +84,8 @@ impl Apply<'_> {
         Ok(Choice { plan, evicted })
     }
 
-    /// Gives victims up, on trial, until the put fits; says what fits best and how many are needed for it.
+    /// Gives victims up, on trial, until the put fits; says what fits best and how many are needed for it. Places anew only
+    /// when one more segment has room: nothing else adds a copy.
     fn give_up_victims(&mut self, wanted: &Wanted<'_, '_>, best: &mut Best) -> Vec<Trial> {
         let put = wanted.put;
         let target = Fit { has_room: true, in_quota: true, copies: usize::from(put.replica_num) };
@@ -85,25 +95,25 @@ impl Apply<'_> {
         }
         let has_quota = self.core.tenants.get(put.tenant).is_some_and(|tenant| tenant.has_quota());
         let mut named = Named::of(&put.victims, wanted.group.as_ref());
+        let (mut plan, mut given) = (best.plan.clone(), GivenUp::default());
         for victim in self.in_turn(wanted, &best.fit) {
             if best.fit == target {
                 break;
             }
-            let first = trials.len();
+            let own_before = given.own_objects;
             for member in self.evictable_together(victim, &mut named) {
-                trials.push(self.give_up(member));
+                trials.push(self.give_up(member, wanted, &mut given));
             }
-            let helps = |trial: &Trial| {
-                let fits = |r: &Replica| self.core.space.segment(r.segment).free.largest() >= wanted.bytes;
-                trial.replicas.iter().any(fits) || has_quota && trial.tenant == put.tenant
-            };
-            if best.fit.has_room && !trials[first..].iter().any(helps) {
+            let eases_quota = has_quota && given.own_objects > own_before;
+            if best.fit.has_room && !given.opened && !eases_quota {
                 continue;
             }
-            let plan = self.place(wanted);
-            let fit = self.fit(wanted, &plan, &trials);
+            if std::mem::take(&mut given.opened) {
+                plan = self.place(wanted);
+            }
+            let fit = self.fit(wanted, &plan, &given);
             if fit > best.fit {
-                *best = Best { plan, fit, needed: trials.len() };
+                *best = Best { plan: plan.clone(), fit, needed: trials.len() };
             }
         }
         trials
@@ -137,19 +147,17 @@ impl Apply<'_> {
         place(&self.core.space, self.at, &request)
     }
 
-    fn fit(&self, wanted: &Wanted<'_, '_>, plan: &Plan, evicted: &[Trial]) -> Fit {
+    fn fit(&self, wanted: &Wanted<'_, '_>, plan: &Plan, given: &GivenUp) -> Fit {
         let put = wanted.put;
         let (gone_objects, gone_bytes) = wanted.preempted.map_or((0, 0), |(_, bytes)| (1, bytes));
-        let objects = self.core.index.len() - gone_objects - evicted.len();
+        let objects = self.core.index.len() - gone_objects - given.objects;
         let tenant = self.core.tenants.get(put.tenant).expect("checked before");
-        let own = evicted.iter().filter(|trial| trial.tenant == put.tenant);
-        let (own_objects, own_bytes) = own.fold((0, 0), |(n, bytes), trial| (n + 1, bytes + trial.charged));
         let added = wanted.bytes.saturating_mul(plan.len().max(1) as u64);
         Fit {
             has_room: (objects as u64) < self.core.config.config.objects_max,
             in_quota: tenant.allows(
-                (tenant.bytes - gone_bytes - own_bytes).saturating_add(added),
-                tenant.objects - gone_objects as u64 - own_objects + 1,
+                (tenant.bytes - gone_bytes - given.own_bytes).saturating_add(added),
+                tenant.objects - gone_objects as u64 - given.own_objects + 1,
             ),
             copies: plan.len(),
         }
@@ -201,15 +209,25 @@ impl Apply<'_> {
     }
 
     /// Frees a victim's extents on trial. It is COMPLETE.
-    fn give_up(&mut self, object: ObjectId) -> Trial {
+    fn give_up(&mut self, object: ObjectId, wanted: &Wanted<'_, '_>, given: &mut GivenUp) -> Trial {
         let at = self.core.index[&object];
         let copy = |r: &Record| (r.tenant, r.extent_bytes(), r.replicas.iter().copied().collect());
         let (tenant, bytes, replicas): (_, _, SmallVec<[Replica; 2]>) = self.with_record(at, copy);
         for replica in &replicas {
+            let fits = |space: &Space| space.segment(replica.segment).free.largest() >= wanted.bytes;
+            let fitted = fits(&self.core.space);
             self.core.space.give_on_trial(replica.segment, replica.offset, bytes);
+            let segment = self.core.space.segment(replica.segment);
+            let usable = segment.may_be_chosen() && !wanted.put.excluded.contains(&segment.node);
+            given.opened |= usable && !fitted && fits(&self.core.space);
         }
-        let copied: u64 = self.core.copies.of(object).map(|(_, copy)| copy.bytes).sum();
-        Trial { object, tenant, bytes, charged: bytes * replicas.len() as u64 + copied, replicas }
+        given.objects += 1;
+        if tenant == wanted.put.tenant {
+            let copied: u64 = self.core.copies.of(object).map(|(_, copy)| copy.bytes).sum();
+            given.own_objects += 1;
+            given.own_bytes += bytes * replicas.len() as u64 + copied;
+        }
+        Trial { object, bytes, replicas }
     }
 
     /// Makes a trial final.

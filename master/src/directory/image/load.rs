@@ -176,14 +176,15 @@ fn merge(
         *shards.write(shard.number) = shard.shard;
         index.extend(shard.index);
         extents.extend(shard.extents);
-        core.digest.absorb(&shard.digest);
-        for (tenant, (bytes, objects)) in shard.tenants {
-            let account = core.tenants.get_mut(tenant).expect("each row's tenant was looked up");
-            account.bytes += bytes;
-            account.objects += objects;
+        core.objects.load(shard.number, shard.cells);
+        for (tenant, account) in shard.tenants {
+            let tenant = core.tenants.get_mut(tenant).expect("each row's tenant was looked up");
+            tenant.bytes += account.bytes;
+            tenant.objects += account.objects;
+            tenant.hard_pinned_bytes += account.hard_pinned_bytes;
         }
-        for (name, object, is_upsert) in shard.joins {
-            core.groups.join(name, object, is_upsert);
+        for (name, object, joins) in shard.joins {
+            core.groups.join(name, object, joins);
         }
         for (object, open, bytes) in shard.open {
             if let Some(session) = core.sessions.by_id.get_mut(&open.session) {
@@ -230,6 +231,8 @@ fn read_config(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreEr
             lease_ttl_max_ms: row.lease_ttl_max_ms,
             put_start_discard_timeout_ms: row.put_start_discard_timeout_ms,
             objects_max: row.objects_max,
+            granted_bytes_min: row.granted_bytes_min,
+            hard_pinned_percent_max: row.hard_pinned_percent_max,
             strategy: numbered(&Strategy::ALL, row.strategy, "strategy")?,
             secret: Secret(array(row.secret, "secret")?),
         },
@@ -335,7 +338,7 @@ fn read_session(core: &mut Core, row: &SessionRow<'_>) -> Result<(), RestoreErro
         open_grants: 0,
         open_bytes: 0,
     };
-    core.digest.add(|c| c.session(id, &session));
+    core.parts.sessions.add(&id, |c| c.session(id, &session));
     for &(sequence, kind, number) in &row.outcomes {
         let answered = match (kind, number) {
             (0, object) => Answered::Removal(Removal::Removed(ObjectId(object))),
@@ -345,7 +348,7 @@ fn read_session(core: &mut Core, row: &SessionRow<'_>) -> Result<(), RestoreErro
             (4, object) => Answered::Upsert(ObjectId(object)),
             (other, _) => return Err(inconsistent(format!("unknown outcome {other}"))),
         };
-        core.digest.add(|c| c.answered(id, sequence, answered));
+        core.parts.sessions.add(&id, |c| c.answered(id, sequence, answered));
         session.outcomes.insert(sequence, answered);
     }
     let is_new = core.sessions.by_uuid.insert(session.client_uuid, id).is_none();
@@ -378,7 +381,7 @@ fn read_lost(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreErro
             return Err(inconsistent("a group without members has lost one"));
         };
         for key in &row.keys {
-            core.digest.add(|c| c.lost_member(&name, key.0));
+            core.parts.lost_members.add(&name, |c| c.lost_member(&name, key.0));
             group.lost.insert(key.0.into());
         }
     }

@@ -20,6 +20,7 @@ pub use manifest::{FORMAT_VERSION, Manifest, Part};
 pub use write::FrozenDirectory;
 
 use super::Directory;
+use super::audit::Auditor;
 use super::core::Core;
 use super::objects::Shards;
 use std::io;
@@ -70,7 +71,8 @@ impl Directory {
         self.shards.replace(shards);
         *topology = core.topology();
         let changes = place.changes.take();
-        *place = Core { changes: changes.map(|_| Vec::new()), ..core };
+        let auditor = Auditor::after(&place.auditor);
+        *place = Core { changes: changes.map(|_| Vec::new()), auditor, ..core };
         Ok(manifest)
     }
 }

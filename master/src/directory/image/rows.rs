@@ -45,6 +45,8 @@ pub(super) struct ConfigRow<'a> {
     pub(super) lease_ttl_max_ms: u64,
     pub(super) put_start_discard_timeout_ms: u64,
     pub(super) objects_max: u64,
+    pub(super) granted_bytes_min: u64,
+    pub(super) hard_pinned_percent_max: u64,
     pub(super) strategy: u8,
     #[serde(borrow)]
     pub(super) secret: Bin<'a>,

@@ -3,8 +3,9 @@
 use super::rows::{Bin, ObjectRow, OpenRow};
 use super::{RestoreError, inconsistent};
 use crate::directory::core::{Core, OpenPut};
-use crate::directory::digest::{Digest, soft_pin_parts};
-use crate::directory::groups::GroupName;
+use crate::directory::audit::{Account, CELL_SLOTS};
+use crate::directory::digest::{Canonical, soft_pin_parts};
+use crate::directory::groups::{GroupName, Joins};
 use crate::directory::objects::{Location, Record, Replica, Shard, Shards, key_hash};
 use crate::directory::op::{DataType, SessionId, SoftPinAction, TenantId};
 use crate::directory::space::{Extent, Use};
@@ -90,12 +91,11 @@ pub(super) struct Loaded {
     pub(super) shard: Shard,
     pub(super) index: Vec<(ObjectId, Location)>,
     pub(super) extents: Vec<Extent>,
-    /// Sum of the objects' records.
-    pub(super) digest: Digest,
-    /// Bytes and objects.
-    pub(super) tenants: BTreeMap<TenantId, (u64, u64)>,
-    /// Group, member, whether it is an upsert under way.
-    pub(super) joins: Vec<(GroupName, ObjectId, bool)>,
+    /// Sums of the objects' records.
+    pub(super) cells: Vec<u128>,
+    record: Canonical,
+    pub(super) tenants: BTreeMap<TenantId, Account>,
+    pub(super) joins: Vec<(GroupName, ObjectId, Joins)>,
     pub(super) open: Vec<(ObjectId, OpenPut, u64)>,
     /// Fewer replicas than its put made.
     pub(super) degraded: Vec<ObjectId>,
@@ -191,22 +191,35 @@ impl Loaded {
             let slot = core.space.slot(SegmentId(segment)).map_err(|e| inconsistent(e.to_string()))?;
             record.replicas.push(Replica { id: ReplicaId(id), offset, segment: slot });
         }
-        self.digest.add(|c| c.object(&record, open.as_ref(), &core.space));
-        self.place(record, open)
+        let hash = self.record.hash(|c| c.object(&record, open.as_ref(), &core.space));
+        let at = self.place(record, open)?;
+        let cell = at.slot() as usize / CELL_SLOTS;
+        if self.cells.len() <= cell {
+            self.cells.resize(cell + 1, 0);
+        }
+        self.cells[cell] = self.cells[cell].wrapping_add(hash);
+        Ok(())
     }
 
     /// Puts a record into the shard, and notes what follows from it.
-    fn place(&mut self, record: Record, open: Option<OpenPut>) -> Result<(), RestoreError> {
+    fn place(&mut self, record: Record, open: Option<OpenPut>) -> Result<Location, RestoreError> {
         let (object, bytes) = (record.object, extent_bytes(record.length));
         let used_for = if open.is_some() { Use::Processing } else { Use::Complete };
         let account = self.tenants.entry(record.tenant).or_default();
-        *account = (account.0 + record.all_bytes(), account.1 + 1);
-        if record.is_complete() && record.replicas.len() < usize::from(record.copies) {
+        account.bytes += record.all_bytes();
+        account.objects += 1;
+        account.hard_pinned_bytes += record.hard_pinned_bytes();
+        if record.is_degraded() {
             self.degraded.push(object);
         }
         let replaces = open.and_then(|open| open.replaces);
         if let Some(name) = record.group_name() {
-            self.joins.push((name, object, replaces.is_some()));
+            let joins = match (record.is_complete(), replaces) {
+                (true, _) => Joins::Finished,
+                (false, None) => Joins::Put,
+                (false, Some(_)) => Joins::Upsert,
+            };
+            self.joins.push((name, object, joins));
         }
         if let Some(open) = open {
             self.open.push((object, open, record.all_bytes()));
@@ -229,7 +242,7 @@ impl Loaded {
             used_for,
             owner: Some(at),
         }));
-        Ok(())
+        Ok(at)
     }
 }
 

@@ -118,6 +118,8 @@ fn segments(core: &Core) -> Vec<u8> {
             lease_ttl_max_ms: config.lease_ttl_max_ms,
             put_start_discard_timeout_ms: config.put_start_discard_timeout_ms,
             objects_max: config.objects_max,
+            granted_bytes_min: config.granted_bytes_min,
+            hard_pinned_percent_max: config.hard_pinned_percent_max,
             strategy: config.strategy as u8,
             secret: Bin(&config.secret.0),
             lease_ttl_max_before_ms: core.config.lease_ttl_max_before_ms,

@@ -160,7 +160,9 @@ fn bad_pins_and_tenants_are_refused() {
     }
     // The largest quota is one, and overflows nothing; with more copies than there is room for it is still no refusal.
     world.tenant("b", Quota { bytes: u64::MAX, objects: u64::MAX, refuse: true });
-    let put = PutStart { tenant: b, length: OBJECT_BYTES_MAX, replica_num: 15, ..another.clone() };
+    // A session with nothing open: its first put may be of any size.
+    let session = world.session(9);
+    let put = PutStart { tenant: b, session, length: OBJECT_BYTES_MAX, replica_num: 15, ..another.clone() };
     world.refused(Op::PutStart(put), ErrorCode::NoSpace);
     world.complete(PutStart { tenant: b, ..another });
     let longest = "y".repeat(TENANT_NAME_BYTES_MAX);

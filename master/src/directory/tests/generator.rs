@@ -269,6 +269,7 @@ pub(super) fn op<'m>(command: &Command, model: &'m Model, sessions: &[SessionId]
             let replica = pick(&model.copying(), p[0], ReplicaId(17));
             Op::CopyEnd { replica, end: if p[1] < 170 { ReplicaEnd::Stored } else { replica_end(p[1]) } }
         }
+        118 => Op::Audit,
         142..147 => Op::CreateTask(task(model, p)),
         147..150 => Op::EndTask {
             task: pick(&model.task_ids(), p[0], TaskId(16)),
@@ -278,6 +279,8 @@ pub(super) fn op<'m>(command: &Command, model: &'m Model, sessions: &[SessionId]
         },
         _ => Op::SetConfig(Config {
             objects_max: if p[0] < 80 { 4 } else { 1 << 20 },
+            granted_bytes_min: if p[2] < 24 { 3_000 } else { 1 << 28 },
+            hard_pinned_percent_max: if p[3] < 24 { u64::from(p[3]) } else { 90 },
             strategy: Placement::ALL[usize::from(p[1] % 3)],
             ..Config::default()
         }),

@@ -1,14 +1,16 @@
 //! Tests of the directory as a whole.
 
+mod audit;
 mod bad_ops;
 mod copies;
 mod decode;
 mod eviction;
 mod generator;
 mod groups;
+mod limits;
 mod listing;
 mod measure;
-mod model;
+pub(crate) mod model;
 mod pins;
 mod placement;
 mod put;

@@ -1,7 +1,7 @@
 //! Hard and soft pins.
 
 use super::world::{World, remove, victims};
-use crate::directory::{Op, Outcome, PutStart, Removal, RetireMode, SoftPinAction, TenantId, Turn};
+use crate::directory::{Config, Op, Outcome, PutStart, Removal, RetireMode, SoftPinAction, TenantId, Turn};
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{ErrorCode, ObjectId};
 
@@ -12,6 +12,7 @@ const LENGTH: u64 = 1000;
 #[test]
 fn case_035_hard_pinned_objects_are_never_victims() {
     let (mut world, nodes, session) = World::with_nodes(1, 4 * extent_bytes(LENGTH));
+    world.one(Op::SetConfig(Config { hard_pinned_percent_max: 100, ..Config::default() }));
     let pinned: Vec<ObjectId> = (0..4)
         .map(|i| {
             let key = format!("k{i}");

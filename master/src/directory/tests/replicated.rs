@@ -12,7 +12,7 @@ use tidepool_proto::ObjectId;
 use tidepool_proto::capability::Secret;
 
 /// Kinds of ops. A new one does not compile until it is given a number here, and then fails until the test applies it.
-const KINDS: usize = 26;
+const KINDS: usize = 27;
 
 fn kind(op: &Op<'_>) -> usize {
     match op {
@@ -42,6 +42,7 @@ fn kind(op: &Op<'_>) -> usize {
         Op::CopyEnd { .. } => 23,
         Op::CreateTask(_) => 24,
         Op::EndTask { .. } => 25,
+        Op::Audit => 26,
     }
 }
 
@@ -71,6 +72,19 @@ impl Pair {
         assert_ne!(self.leader.directory.digest(), before, "{op:?} left no trace in the digest");
         self.compare();
         outcome
+    }
+}
+
+impl Pair {
+    /// Both audit what they have; nothing changes and nothing is found.
+    fn audit(&mut self) {
+        let before = self.leader.directory.digest();
+        self.kinds.insert(kind(&Op::Audit));
+        self.leader.audit();
+        self.compare();
+        assert_eq!(self.leader.directory.digest(), before);
+        assert_eq!(self.follower.take_violations(), []);
+        assert!(self.follower.audit_progress().passes >= 1);
     }
 }
 
@@ -126,6 +140,7 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
     pair.change(Op::Remove(remove(session, 1, 1, "whole")));
     pair.change(Op::ExpireSessions { sessions: vec![session] });
     pair.change(Op::Checkpoint { index: 1, digest: 2 });
+    pair.audit();
     pair.change(Op::UnmountSegment { node, incarnation, segment });
     pair.change(Op::DropNode { node, incarnation });
 

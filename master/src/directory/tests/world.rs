@@ -54,7 +54,21 @@ impl World {
         assert_eq!(entry.ops, ops);
         let outcomes = self.directory.apply_entry(index, 1, &entry);
         self.log.push((index, bytes));
+        assert_eq!(self.directory.take_violations(), []);
         outcomes
+    }
+
+    /// One step of the auditor, which must find nothing.
+    pub(super) fn audit_step(&mut self) {
+        assert_eq!(self.apply_unchecked(&[Op::Audit]), [Outcome::Done]);
+    }
+
+    /// A whole pass of the auditor from its start, which must find nothing.
+    pub(super) fn audit(&mut self) {
+        let until = self.directory.audit_progress().passes + 2;
+        while self.directory.audit_progress().passes < until {
+            self.audit_step();
+        }
     }
 
     pub(super) fn one(&mut self, op: Op<'_>) -> Outcome {

@@ -97,7 +97,7 @@ pub(super) struct Retry<'m> {
 
 /// See the file.
 #[derive(Clone, Debug)]
-pub(super) struct Model {
+pub(crate) struct Model {
     objects: Vec<Object>,
     segments: Vec<Segment>,
     nodes: Vec<Node>,
@@ -111,6 +111,8 @@ pub(super) struct Model {
     /// (tenant, group, key) of members that groups miss.
     lost: BTreeSet<(TenantId, Vec<u8>, Vec<u8>)>,
     objects_max: u64,
+    granted_bytes_min: u64,
+    hard_pinned_percent_max: u64,
     clock: u64,
     /// What happened that outcomes do not tell: the generator must reach it.
     pub(super) events: BTreeSet<&'static str>,
@@ -119,7 +121,7 @@ pub(super) struct Model {
 const DISCARD_MS: u64 = 30_000;
 
 impl Model {
-    pub(super) fn new() -> Model {
+    pub(crate) fn new() -> Model {
         Model {
             objects: Vec::new(),
             segments: Vec::new(),
@@ -133,12 +135,14 @@ impl Model {
             tenants: [(TenantId::DEFAULT, ("default".to_owned(), Quota::default()))].into(),
             lost: BTreeSet::new(),
             objects_max: 1 << 28,
+            granted_bytes_min: 1 << 28,
+            hard_pinned_percent_max: 90,
             clock: 0,
             events: BTreeSet::new(),
         }
     }
 
-    pub(super) fn advance(&mut self, log_time: u64) {
+    pub(crate) fn advance(&mut self, log_time: u64) {
         self.clock = self.clock.max(log_time);
     }
 
@@ -189,7 +193,7 @@ impl Model {
     }
 
     /// Applies an op, comparing what it should answer with what it answered.
-    pub(super) fn apply(&mut self, at: OpId, op: &Op<'_>, outcome: &Outcome) {
+    pub(crate) fn apply(&mut self, at: OpId, op: &Op<'_>, outcome: &Outcome) {
         if let Op::PutStart(put) = op {
             return self.put_start(at, put, outcome);
         }
@@ -254,9 +258,11 @@ impl Model {
             Op::EndTask { task, state, left, .. } => self.end_task(*task, *state, *left),
             Op::SetConfig(config) => {
                 self.objects_max = config.objects_max;
+                self.granted_bytes_min = config.granted_bytes_min;
+                self.hard_pinned_percent_max = config.hard_pinned_percent_max;
                 Ok(Outcome::Done)
             }
-            Op::Checkpoint { .. } => Ok(Outcome::Done),
+            Op::Checkpoint { .. } | Op::Audit => Ok(Outcome::Done),
         }
     }
 }

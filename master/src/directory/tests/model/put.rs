@@ -17,6 +17,7 @@ impl Model {
         let (preempted, old, group, (copies, evicted)) = match self.start(put).and_then(|start| match start {
             Start::Repeated(object) => Ok(Err(object)),
             Start::New { preempted, old, group } => {
+                self.check_limits(put, preempted, old.as_ref())?;
                 self.choose(put, preempted, &group).map(|choice| Ok((preempted, old, group, choice)))
             }
         }) {
@@ -118,6 +119,37 @@ impl Model {
             return Err(ErrorCode::PutInProgress);
         }
         Ok(Start::New { preempted: Some(found.id), old: None, group: put.group.to_vec() })
+    }
+
+    /// What a client may have granted, and what may be pinned for good.
+    fn check_limits(
+        &mut self,
+        put: &PutStart<'_>,
+        preempted: Option<ObjectId>,
+        old: Option<&Object>,
+    ) -> Result<(), ErrorCode> {
+        let capacity: u64 = self.segments.iter().map(|s| s.capacity).sum();
+        let need = extent_bytes(put.length) * u64::from(put.replica_num);
+        let open = self.objects.iter().filter(|o| o.ended.is_none() && o.session == put.session);
+        let granted: u64 = open.filter(|o| Some(o.id) != preempted).map(Object::all_bytes).sum();
+        if granted > 0 && granted + need > (capacity / 100 * 10).max(self.granted_bytes_min) {
+            self.events.insert("a client is granted no more");
+            return Err(ErrorCode::ResourceExhausted);
+        }
+        let has_quota = |tenant| self.tenants[&tenant].1.bytes > 0;
+        let pins = put.hard_pin || old.is_some_and(|old| old.hard_pin);
+        if pins && !has_quota(put.tenant) {
+            let stays = |o: &&Object| o.hard_pin && !has_quota(o.tenant) && old.is_none_or(|old| old.id != o.id);
+            let pinned: u64 = self.objects.iter().filter(stays).map(Object::all_bytes).sum();
+            // What is above the limit already does not count against what is replaced.
+            let whole: u64 = pinned + old.filter(|old| old.hard_pin).map_or(0, Object::all_bytes);
+            let limit = capacity * self.hard_pinned_percent_max / 100;
+            if need > limit.saturating_sub(whole) + (whole - pinned) {
+                self.events.insert("no more is pinned for good");
+                return Err(ErrorCode::NoSpace);
+            }
+        }
+        Ok(())
     }
 
     /// How many copies fit, with the fewest victims with which the put fits best.

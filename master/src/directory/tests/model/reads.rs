@@ -7,7 +7,7 @@ use tidepool_proto::{LogTime, ObjectId, ReplicaId, SegmentId};
 
 impl Model {
     /// Every read answers what the model knows.
-    pub(in crate::directory::tests) fn check_reads(&self, directory: &Directory, keys: &[&str], groups: &[&str]) {
+    pub(crate) fn check_reads(&self, directory: &Directory, keys: &[&str], groups: &[&str]) {
         for &tenant in self.tenants.keys() {
             for key in keys {
                 let expected = self.find(tenant, key.as_bytes());
