@@ -200,6 +200,12 @@ pub struct GetArgs {
     /// Write to this file instead of stdout; it appears whole or not at all
     #[arg(short = 'O', long, value_name = "PATH")]
     pub out: Option<PathBuf>,
+    /// First byte of the part to read
+    #[arg(long, value_name = "BYTE", default_value_t = 0, requires = "length")]
+    pub offset: u64,
+    /// Bytes of the part to read; without it the whole object
+    #[arg(long, value_name = "BYTES")]
+    pub length: Option<u64>,
 }
 
 /// `tidepool rm`.

@@ -49,6 +49,11 @@ fn objects_go_in_and_out_and_every_outcome_has_its_exit_code() {
     assert!(text(&again.stderr).contains("TP0021"));
     assert!(with(&["get", "a/1"]).stdout == value);
 
+    let part = with(&["get", "a/1", "--offset", "1", "--length", "5"]);
+    assert!(part.stdout == value[1..6]);
+    let beyond = with(&["get", "a/1", "--length", "1000000000"]);
+    assert_ne!(code(&beyond), 0);
+    assert!(String::from_utf8_lossy(&beyond.stderr).contains("no part of it"));
     let missing = with(&["get", "nothing"]);
     assert_eq!(code(&missing), 3);
     assert!(text(&missing.stderr).contains("TP0020") && missing.stdout.is_empty());

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tidepool_proto::{Error, ErrorCode};
 use tokio::sync::watch;
@@ -16,7 +17,8 @@ use crate::stepped::{self, Waiter, Wanted};
 /// From this much payload on checksums are computed off the async threads.
 const AHEAD_BYTES: u64 = 1 << 20;
 
-type Table = Result<Vec<u8>, Error>;
+/// Shared: an item that is tried again has its table.
+type Table = Result<Bytes, Error>;
 
 /// Tables under way, by place in the batch.
 pub(crate) struct Tables {
@@ -27,11 +29,12 @@ pub(crate) struct Tables {
 
 impl Tables {
     /// Starts on these values; None when they are so small that they are better checksummed as they are sent.
-    pub(crate) fn start(pending: &[Pending], deadline: Deadline) -> Option<Tables> {
+    pub(crate) fn start(pending: &mut [Pending], deadline: Deadline) -> Option<Tables> {
         if pending.iter().map(|p| p.length).sum::<u64>() < AHEAD_BYTES {
             return None;
         }
         let (wanted, waiter) = Wanted::until(deadline, "checksumming the value");
+        pending.iter_mut().enumerate().for_each(|(place, p)| p.table = place);
         let values: Vec<_> = pending.iter().map(|p| p.item.value.clone()).collect();
         let tables: Arc<Mutex<Vec<Option<Table>>>> = Arc::new(Mutex::new(values.iter().map(|_| None).collect()));
         let (progress, done) = watch::channel(0);
@@ -39,7 +42,7 @@ impl Tables {
         tokio::task::spawn_blocking(move || {
             for (place, value) in values.into_iter().enumerate() {
                 let parts: Vec<&[u8]> = value.iter().map(AsRef::as_ref).collect();
-                let table = stepped::table(&parts, &wanted);
+                let table = stepped::table(&parts, &wanted).map(Bytes::from);
                 filled.lock()[place] = Some(table);
                 progress.send_replace(place + 1);
             }
@@ -47,12 +50,12 @@ impl Tables {
         Some(Tables { tables, done, _waiter: waiter })
     }
 
-    /// The table of the value at this place, after room for the header; once.
-    pub(crate) async fn take(&self, place: usize) -> Table {
+    /// The table of the value at this place, after room for the header.
+    pub(crate) async fn of(&self, place: usize) -> Table {
         let mut done = self.done.clone();
         // An error is the end of the thread: what it has done is there, the rest will never be.
         let _ = done.wait_for(|&done| done > place).await;
-        self.tables.lock().get_mut(place).and_then(Option::take).unwrap_or_else(|| {
+        self.tables.lock().get(place).cloned().flatten().unwrap_or_else(|| {
             Err(Error::new(ErrorCode::Internal, "the thread that checksums values ended before this one"))
         })
     }
@@ -75,26 +78,26 @@ mod tests {
     #[tokio::test]
     async fn every_value_has_the_table_of_its_own_bytes_in_any_order() {
         let deadline = Deadline::after(Duration::from_secs(60));
-        let pending = pending(&[70_000, 1, 3 << 20, 65_536]);
-        let tables = Tables::start(&pending, deadline).unwrap();
-        for place in [2, 0, 3, 1] {
+        let mut pending = pending(&[70_000, 1, 3 << 20, 65_536]);
+        let tables = Tables::start(&mut pending, deadline).unwrap();
+        for place in [2, 0, 3, 1, 2] {
             let (length, value) = (pending[place].length, &pending[place].item.value[0]);
-            let prefix = tables.take(place).await.unwrap();
-            let prefix = stepped::with_header(prefix, History(1), ObjectId(2), [3; 16], length);
+            let table = tables.of(pending[place].table).await.unwrap();
+            let prefix = stepped::with_header(&table, History(1), ObjectId(2), [3; 16], length);
             assert_eq!(prefix, object::build_prefix(History(1), ObjectId(2), [3; 16], &[value]));
         }
     }
 
     #[tokio::test]
     async fn small_batches_start_no_thread() {
-        assert!(Tables::start(&pending(&[4_096, 4_096]), Deadline::after(Duration::from_secs(60))).is_none());
+        assert!(Tables::start(&mut pending(&[4_096, 4_096]), Deadline::after(Duration::from_secs(60))).is_none());
     }
 
     #[tokio::test]
     async fn past_the_deadline_each_value_has_its_error() {
-        let tables = Tables::start(&pending(&[2 << 20, 10]), Deadline::after(Duration::ZERO)).unwrap();
+        let tables = Tables::start(&mut pending(&[2 << 20, 10]), Deadline::after(Duration::ZERO)).unwrap();
         for place in 0..2 {
-            assert_eq!(tables.take(place).await.unwrap_err().code(), ErrorCode::DeadlineExceeded);
+            assert_eq!(tables.of(place).await.unwrap_err().code(), ErrorCode::DeadlineExceeded);
         }
     }
 }

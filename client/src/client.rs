@@ -10,7 +10,7 @@ use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use crate::abandoned::Abandoned;
 use crate::call::Caller;
 use crate::deadline::Deadline;
-use crate::get::{GetInto, Getter};
+use crate::get::{GetInto, GetRange, GetRangeInto, Getter, Wish};
 use crate::landing::{Delivered, Destination};
 use crate::lookup::Lookup;
 use crate::matching::{Matcher, Matching, Removed};
@@ -87,13 +87,9 @@ impl Client {
 
     /// Returns the verified payload of each key, in order. `deadline` None: the client's default.
     pub async fn get_many<K: AsRef<[u8]>>(&self, keys: &[K], deadline: Option<Duration>) -> Vec<Result<Bytes, Error>> {
-        let destinations = keys.iter().map(|_| Destination::Allocate).collect();
-        let results = self.inner.getter.get_many(keys, destinations, self.deadline(deadline)).await;
-        let bytes = |delivered| match delivered {
-            Delivered::Bytes(bytes) => Ok(bytes),
-            Delivered::Filled(_) => Err(Error::new(ErrorCode::Internal, "memory was filled that nobody gave")),
-        };
-        results.into_iter().map(|result| result.and_then(bytes)).collect()
+        let wishes = keys.iter().map(|_| Destination::Allocate.into()).collect();
+        let results = self.inner.getter.get_many(keys, wishes, self.deadline(deadline)).await;
+        results.into_iter().map(|result| result.and_then(bytes_of)).collect()
     }
 
     /// Returns the verified payload of one key.
@@ -104,14 +100,43 @@ impl Client {
     /// Fills the caller's memory with the verified payload of each key; returns payload bytes, in order. A key that
     /// is not there is an error, never 0 (user report 46).
     pub async fn get_into_many(&self, items: Vec<GetInto>, deadline: Option<Duration>) -> Vec<Result<u64, Error>> {
-        let (keys, destinations): (Vec<Bytes>, Vec<Destination>) =
-            items.into_iter().map(|item| (item.key, Destination::Caller(item.into))).unzip();
-        let results = self.inner.getter.get_many(&keys, destinations, self.deadline(deadline)).await;
-        let length = |delivered| match delivered {
-            Delivered::Filled(length) => Ok(length),
-            Delivered::Bytes(_) => Err(Error::new(ErrorCode::Internal, "the caller's memory was not used")),
+        let (keys, wishes): (Vec<Bytes>, Vec<Wish>) =
+            items.into_iter().map(|item| (item.key, Destination::Caller(item.into).into())).unzip();
+        let results = self.inner.getter.get_many(&keys, wishes, self.deadline(deadline)).await;
+        results.into_iter().map(|result| result.and_then(filled_of)).collect()
+    }
+
+    /// Returns parts of payloads, in order. What is read and verified is whole blocks of 64 KiB. A part that does not lie
+    /// within its object is INVALID_PARAMS.
+    pub async fn get_range_many(&self, items: Vec<GetRange>, deadline: Option<Duration>) -> Vec<Result<Bytes, Error>> {
+        let wish = |item: GetRange| {
+            let range = Some(item.offset..item.offset.saturating_add(item.length));
+            (item.key, Wish { range, destination: Destination::Allocate })
         };
-        results.into_iter().map(|result| result.and_then(length)).collect()
+        let (keys, wishes): (Vec<Bytes>, Vec<Wish>) = items.into_iter().map(wish).unzip();
+        let results = self.inner.getter.get_many(&keys, wishes, self.deadline(deadline)).await;
+        results.into_iter().map(|result| result.and_then(bytes_of)).collect()
+    }
+
+    /// Returns a part of one payload.
+    pub async fn get_range(&self, item: GetRange, deadline: Option<Duration>) -> Result<Bytes, Error> {
+        only(self.get_range_many(vec![item], deadline).await)
+    }
+
+    /// Fills the caller's memory with parts of payloads; returns the bytes filled, in order.
+    pub async fn get_range_into_many(
+        &self,
+        items: Vec<GetRangeInto>,
+        deadline: Option<Duration>,
+    ) -> Vec<Result<u64, Error>> {
+        let wish = |item: GetRangeInto| {
+            let length: u64 = item.into.iter().map(|part| part.len() as u64).sum();
+            let range = Some(item.offset..item.offset.saturating_add(length));
+            (item.key, Wish { range, destination: Destination::Caller(item.into) })
+        };
+        let (keys, wishes): (Vec<Bytes>, Vec<Wish>) = items.into_iter().map(wish).unzip();
+        let results = self.inner.getter.get_many(&keys, wishes, self.deadline(deadline)).await;
+        results.into_iter().map(|result| result.and_then(filled_of)).collect()
     }
 
     /// Whether each key is present and readable by this client. Grants read leases.
@@ -290,4 +315,18 @@ impl Inner {
 /// The result of a batch of one.
 fn only<T>(mut results: Vec<Result<T, Error>>) -> Result<T, Error> {
     results.pop().unwrap_or_else(|| Err(Error::new(ErrorCode::Internal, "a call of one item had no result")))
+}
+
+fn bytes_of(delivered: Delivered) -> Result<Bytes, Error> {
+    match delivered {
+        Delivered::Bytes(bytes) => Ok(bytes),
+        Delivered::Filled(_) => Err(Error::new(ErrorCode::Internal, "memory was filled that nobody gave")),
+    }
+}
+
+fn filled_of(delivered: Delivered) -> Result<u64, Error> {
+    match delivered {
+        Delivered::Filled(length) => Ok(length),
+        Delivered::Bytes(_) => Err(Error::new(ErrorCode::Internal, "the caller's memory was not used")),
+    }
 }

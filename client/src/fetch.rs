@@ -1,5 +1,6 @@
 //! One key on its way from the pool: where its copies are, which were tried, what went wrong.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::suspects::Suspects;
 pub(crate) struct Fetch {
     pub(crate) position: usize,
     pub(crate) key: Bytes,
+    /// The part of the payload that is wanted; None: all of it.
+    pub(crate) range: Option<Range<u64>>,
     /// None while it is lent out, and for good when it could not be had back.
     pub(crate) destination: Option<Destination>,
     pub(crate) located: Option<Located>,
@@ -41,10 +44,11 @@ pub(crate) struct Located {
 }
 
 impl Fetch {
-    pub(crate) fn new(position: usize, key: Bytes, destination: Destination) -> Fetch {
+    pub(crate) fn new(position: usize, key: Bytes, range: Option<Range<u64>>, destination: Destination) -> Fetch {
         Fetch {
             position,
             key,
+            range,
             destination: Some(destination),
             located: None,
             tried: 0,
@@ -64,10 +68,27 @@ impl Fetch {
         self.located.as_ref()?.replicas.get(self.chosen?)
     }
 
-    /// Where it lands and how long it is, when it can be read: located, with a replica chosen, and the memory here.
-    pub(crate) fn landing(&self) -> Option<(&Destination, u64)> {
+    /// Where it lands and what that is, when it can be read: located, with a replica chosen, and the memory here.
+    pub(crate) fn landing(&self) -> Option<(&Destination, &Expected)> {
         self.chosen()?;
-        Some((self.destination.as_ref()?, self.located.as_ref()?.expected.length))
+        Some((self.destination.as_ref()?, &self.located.as_ref()?.expected))
+    }
+
+    /// The wanted part of a payload of this length.
+    pub(crate) fn range_of(&self, length: u64) -> Result<Range<u64>, Error> {
+        match &self.range {
+            None => Ok(0..length),
+            Some(range) if range.start < range.end && range.end <= length => Ok(range.clone()),
+            Some(range) => Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!(
+                    "key '{}' has {length} bytes; {} bytes from {} on are no part of it",
+                    self.shown_key(),
+                    range.end.saturating_sub(range.start),
+                    range.start
+                ),
+            )),
+        }
     }
 
     /// The chosen replica was at a limit: it may be chosen again.

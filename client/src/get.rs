@@ -5,6 +5,7 @@
 //! the node depends on the lease: bytes read after it may rightly be another object's (L4), so those are
 //! LEASE_EXPIRED and reported to nobody (R3).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +49,40 @@ pub struct GetInto {
     pub into: Vec<LocalMut>,
 }
 
+/// A part of one object to read.
+#[derive(Clone, Debug)]
+pub struct GetRange {
+    /// Key.
+    pub key: Bytes,
+    /// Payload byte at which it starts.
+    pub offset: u64,
+    /// Bytes, at least 1; all of them must lie within the payload.
+    pub length: u64,
+}
+
+/// A part of one object to read into the caller's memory.
+#[derive(Debug)]
+pub struct GetRangeInto {
+    /// Key.
+    pub key: Bytes,
+    /// Payload byte at which it starts.
+    pub offset: u64,
+    /// All of it is filled, in order; what lies beyond the payload is an error.
+    pub into: Vec<LocalMut>,
+}
+
+/// What of an object is wanted, and where it goes.
+pub(crate) struct Wish {
+    pub(crate) range: Option<Range<u64>>,
+    pub(crate) destination: Destination,
+}
+
+impl From<Destination> for Wish {
+    fn from(destination: Destination) -> Wish {
+        Wish { range: None, destination }
+    }
+}
+
 /// The gets of one client.
 pub(crate) struct Getter {
     pub(crate) caller: Arc<Caller>,
@@ -64,17 +99,17 @@ impl Getter {
     pub(crate) async fn get_many<K: AsRef<[u8]>>(
         &self,
         keys: &[K],
-        destinations: Vec<Destination>,
+        wishes: Vec<Wish>,
         deadline: Deadline,
     ) -> Vec<Result<Delivered, Error>> {
         let mut results: Vec<Option<Result<Delivered, Error>>> = keys.iter().map(|_| None).collect();
-        let mut destinations: Vec<Option<Destination>> = destinations.into_iter().map(Some).collect();
+        let mut wishes: Vec<Option<Wish>> = wishes.into_iter().map(Some).collect();
         let chunks: Vec<Vec<Fetch>> = split(keys, &mut results)
             .into_iter()
             .map(|chunk| {
                 let fetch = |(position, key): (usize, &[u8])| {
-                    let destination = destinations[position].take().unwrap_or(Destination::Allocate);
-                    Fetch::new(position, Bytes::copy_from_slice(key), destination)
+                    let wish = wishes[position].take().unwrap_or(Destination::Allocate.into());
+                    Fetch::new(position, Bytes::copy_from_slice(key), wish.range, wish.destination)
                 };
                 chunk.into_iter().map(fetch).collect()
             })
@@ -172,8 +207,16 @@ impl Getter {
                     expires_log_time_ms: object.replicas.first().map_or(0, |r| r.expires_log_time_ms),
                 });
             }
+            let range = match fetch.range_of(object.length) {
+                Ok(range) => range,
+                Err(error) => {
+                    refused.push((fetch.position, Err(error)));
+                    continue;
+                }
+            };
             fetch.locate(Located {
                 expected: Expected {
+                    range,
                     history: answer.leader.history,
                     object: ObjectId(object.object_id),
                     key_hash: object::key_hash(&self.caller.tenant, &fetch.key),

@@ -1,9 +1,10 @@
-//! Where a read lands, and the check that makes it a result: header, id, key hash, table, every block (I2, R1).
+//! Where a read lands, and the check that makes it a result: header, id, key hash, table, every block (I2, R1). Of a
+//! ranged read, every block that the range touches: what the caller did not ask for lands beside and is dropped.
 
 use std::ops::Range;
 
 use bytes::Bytes;
-use tidepool_proto::object::{self, KeyHash};
+use tidepool_proto::object::{self, BLOCK_BYTES, CHECKSUM_BYTES, KeyHash};
 use tidepool_proto::{Error, ErrorCode, History, ObjectId};
 use tidepool_transport::{Buffer, Loan, LocalMut};
 
@@ -26,13 +27,42 @@ pub(crate) enum Delivered {
     Filled(u64),
 }
 
-/// Which object must arrive.
+/// Which object must arrive, and which part of its payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) history: History,
     pub(crate) object: ObjectId,
     pub(crate) key_hash: KeyHash,
     pub(crate) length: u64,
+    /// Not empty, within the length.
+    pub(crate) range: Range<u64>,
+}
+
+impl Expected {
+    /// Payload of the blocks that the range touches.
+    fn cover(&self) -> Range<u64> {
+        let start = self.range.start / BLOCK_BYTES * BLOCK_BYTES;
+        start..self.range.end.next_multiple_of(BLOCK_BYTES).min(self.length)
+    }
+
+    /// Payload bytes that are read.
+    pub(crate) fn bytes(&self) -> u64 {
+        let cover = self.cover();
+        cover.end - cover.start
+    }
+
+    /// Bytes read before and after the range.
+    fn margins(&self) -> (usize, usize) {
+        let cover = self.cover();
+        ((self.range.start - cover.start) as usize, (cover.end - self.range.end) as usize)
+    }
+}
+
+/// One range of the stored object, and where it lands.
+pub(crate) struct Portion {
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    pub(crate) into: Vec<LocalMut>,
 }
 
 /// Memory that is lent to an engine.
@@ -44,11 +74,11 @@ pub(crate) struct Landing {
 enum Memory {
     /// Prefix and payload in one allocation.
     Owned(Buffer),
-    /// The prefix is in a [`Scratch`].
-    Caller { prefix: Range<usize>, loans: Vec<Loan> },
+    /// The prefix is in a [`Scratch`], and behind it the margins of the range.
+    Caller { scratch: Range<usize>, loans: Vec<Loan> },
 }
 
-/// Where the prefixes of a batch land whose payloads go into the callers' memory: one piece for all.
+/// Where the prefixes and margins of a batch land whose payloads go into the callers' memory: one piece for all.
 pub(crate) struct Scratch {
     buffer: Buffer,
     parts: std::vec::IntoIter<LocalMut>,
@@ -56,10 +86,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Room for the prefixes of these, in this order.
-    pub(crate) fn for_all<'a>(fetches: impl Iterator<Item = (&'a Destination, u64)>) -> Scratch {
-        let room = |(destination, length): (&Destination, u64)| match destination {
-            Destination::Caller(_) if length <= object::OBJECT_BYTES_MAX => object::prefix_bytes(length) as usize,
+    /// Room for what of these is not for the caller, in this order.
+    pub(crate) fn for_all<'a>(fetches: impl Iterator<Item = (&'a Destination, &'a Expected)>) -> Scratch {
+        let room = |(destination, expected): (&Destination, &Expected)| match destination {
+            Destination::Caller(_) if expected.length <= object::OBJECT_BYTES_MAX => {
+                let (before, after) = expected.margins();
+                object::prefix_bytes(expected.length) as usize + before + after
+            }
             _ => 0,
         };
         let lengths: Vec<usize> = fetches.map(room).collect();
@@ -76,7 +109,7 @@ impl Scratch {
         (start..self.at, part)
     }
 
-    /// All prefixes, once the engine has let go of them.
+    /// All of it, once the engine has let go of them.
     pub(crate) fn take(self) -> Result<Vec<u8>, Error> {
         drop(self.parts);
         self.buffer.take().map_err(|_| still_lent())
@@ -84,53 +117,56 @@ impl Scratch {
 }
 
 impl Landing {
-    /// Lends memory for an object of this length; the parts take header, table and payload in order.
+    /// Lends memory for what is expected; says what to read into it.
     pub(crate) fn prepare(
         destination: Destination,
         expected: Expected,
         scratch: &mut Scratch,
-    ) -> Result<(Landing, Vec<LocalMut>), (Destination, Error)> {
-        let (prefix, prefix_part) = scratch.next();
+    ) -> Result<(Landing, Vec<Portion>), (Destination, Error)> {
+        let (scratch_range, scratch_part) = scratch.next();
         let length = expected.length;
         let too_large = |what: String| Error::new(ErrorCode::InvalidParams, what);
-        let (Ok(prefix_bytes), Ok(payload_bytes)) =
-            (usize::try_from(object::prefix_bytes(length.min(object::OBJECT_BYTES_MAX))), usize::try_from(length))
-        else {
+        if length > object::OBJECT_BYTES_MAX {
+            let limit = object::OBJECT_BYTES_MAX;
+            return Err((destination, too_large(format!("object of {length} bytes; the limit is {limit}"))));
+        }
+        let Ok(bytes) = usize::try_from(expected.bytes()) else {
             return Err((
                 destination,
                 too_large(format!("an object of {length} bytes does not fit this host's memory")),
             ));
         };
-        if length > object::OBJECT_BYTES_MAX {
-            let limit = object::OBJECT_BYTES_MAX;
-            return Err((destination, too_large(format!("object of {length} bytes; the limit is {limit}"))));
-        }
+        let prefix_bytes = object::prefix_bytes(length) as usize;
         match destination {
             Destination::Allocate => {
-                let lent = Buffer::lend(vec![0; prefix_bytes + payload_bytes], &[prefix_bytes, payload_bytes]);
+                let lent = Buffer::lend(vec![0; prefix_bytes + bytes], &[prefix_bytes, bytes]);
                 let (buffer, parts) = lent.expect("the parts add up to the allocation");
-                Ok((Landing { expected, memory: Memory::Owned(buffer) }, parts))
+                let portions = portions(&expected, parts);
+                Ok((Landing { expected, memory: Memory::Owned(buffer) }, portions))
             }
             Destination::Caller(memory) => {
                 let room: u64 = memory.iter().map(|part| part.len() as u64).sum();
-                if room < length {
-                    let what = format!("the object has {length} bytes, the caller's memory {room}");
+                let wanted = expected.range.end - expected.range.start;
+                if room < wanted {
+                    let what = format!("the object has {wanted} bytes, the caller's memory {room}");
                     return Err((Destination::Caller(memory), Error::new(ErrorCode::BufferTooSmall, what)));
                 }
-                let mut parts = Vec::with_capacity(1 + memory.len());
-                parts.push(prefix_part);
-                let mut rest = payload_bytes;
+                let (prefix, margins) = scratch_part.split_at(prefix_bytes);
+                let (before, after) = margins.split_at(expected.margins().0);
+                let mut parts = Vec::with_capacity(3 + memory.len());
+                parts.extend([prefix, before]);
+                let mut rest = wanted as usize;
                 let mut loans = Vec::with_capacity(memory.len());
                 for whole in memory {
                     let (loan, part) = Loan::new(whole);
                     loans.push(loan);
                     let (part, _surplus) = part.split_at(rest);
                     rest -= part.len();
-                    if !part.is_empty() {
-                        parts.push(part);
-                    }
+                    parts.push(part);
                 }
-                Ok((Landing { expected, memory: Memory::Caller { prefix, loans } }, parts))
+                parts.push(after);
+                let portions = portions(&expected, parts);
+                Ok((Landing { expected, memory: Memory::Caller { scratch: scratch_range, loans } }, portions))
             }
         }
     }
@@ -143,30 +179,33 @@ impl Landing {
         }
     }
 
-    /// Takes the memory back and believes nothing in it that does not verify. `prefixes` is what the scratch gave back.
-    pub(crate) fn verify(self, prefixes: &[u8], wanted: &Wanted) -> Result<Delivered, (Option<Destination>, Error)> {
+    /// Takes the memory back and believes nothing in it that does not verify. `scratch` is what the scratch gave back.
+    pub(crate) fn verify(self, scratch: &[u8], wanted: &Wanted) -> Result<Delivered, (Option<Destination>, Error)> {
         let expected = self.expected;
+        let prefix_bytes = object::prefix_bytes(expected.length) as usize;
+        let (before, after) = expected.margins();
         match self.memory {
             Memory::Owned(buffer) => {
                 let bytes = buffer.take().map_err(|_| (Some(Destination::Allocate), still_lent()))?;
-                let at = object::prefix_bytes(expected.length) as usize;
-                let checked = expected.check(&bytes[..at], &[&bytes[at..]], wanted);
+                let checked = expected.check(&bytes[..prefix_bytes], &[&bytes[prefix_bytes..]], wanted);
                 checked.map_err(|error| (Some(Destination::Allocate), error))?;
-                Ok(Delivered::Bytes(Bytes::from(bytes).slice(at..)))
+                let range = prefix_bytes + before..bytes.len() - after;
+                Ok(Delivered::Bytes(Bytes::from(bytes).slice(range)))
             }
-            Memory::Caller { prefix, loans } => {
+            Memory::Caller { scratch: place, loans } => {
                 let memory = take_all(loans).map_err(|error| (None, error))?;
-                let mut rest = expected.length as usize;
-                let parts: Vec<&[u8]> = memory
-                    .iter()
-                    .map(|part| {
-                        let bytes = &part.as_slice()[..rest.min(part.len())];
-                        rest -= bytes.len();
-                        bytes
-                    })
-                    .collect();
-                match expected.check(&prefixes[prefix], &parts, wanted) {
-                    Ok(()) => Ok(Delivered::Filled(expected.length)),
+                let (prefix, margins) = scratch[place].split_at(prefix_bytes);
+                let length = expected.range.end - expected.range.start;
+                let mut rest = length as usize;
+                let mut parts: Vec<&[u8]> = vec![&margins[..before]];
+                parts.extend(memory.iter().map(|part| {
+                    let bytes = &part.as_slice()[..rest.min(part.len())];
+                    rest -= bytes.len();
+                    bytes
+                }));
+                parts.push(&margins[before..]);
+                match expected.check(prefix, &parts, wanted) {
+                    Ok(()) => Ok(Delivered::Filled(length)),
                     Err(error) => Err((Some(Destination::Caller(memory)), error)),
                 }
             }
@@ -174,11 +213,28 @@ impl Landing {
     }
 }
 
+/// What to read: prefix and blocks in one piece where nothing lies between them.
+fn portions(expected: &Expected, mut parts: Vec<LocalMut>) -> Vec<Portion> {
+    let (prefix_bytes, cover) = (object::prefix_bytes(expected.length), expected.cover());
+    let filled = |into: Vec<LocalMut>| into.into_iter().filter(|part| !part.is_empty()).collect();
+    if cover.start == 0 {
+        return vec![Portion { offset: 0, length: prefix_bytes + cover.end, into: filled(parts) }];
+    }
+    let blocks = parts.split_off(1);
+    vec![
+        Portion { offset: 0, length: prefix_bytes, into: parts },
+        Portion { offset: prefix_bytes + cover.start, length: expected.bytes(), into: filled(blocks) },
+    ]
+}
+
 impl Expected {
     fn check(&self, prefix: &[u8], payload: &[&[u8]], wanted: &Wanted) -> Result<(), Error> {
         let header = object::verify_prefix(prefix)?;
         header.expect(self.history, self.object, &self.key_hash, self.length)?;
-        stepped::verify_parts(prefix, payload, wanted)
+        // The entries of these blocks, as if they were a whole object's.
+        let first = (self.cover().start / BLOCK_BYTES) as usize * CHECKSUM_BYTES;
+        let table = first + object::prefix_bytes(self.bytes()) as usize;
+        stepped::verify_parts(&prefix[first..table], payload, wanted)
     }
 }
 
@@ -208,6 +264,7 @@ mod tests {
             object: ObjectId(2),
             key_hash: object::key_hash("", b"k"),
             length: payload.len() as u64,
+            range: 0..payload.len() as u64,
         }
     }
 
@@ -220,9 +277,9 @@ mod tests {
     fn prepare(
         destination: Destination,
         expected: Expected,
-    ) -> Result<(Landing, Vec<LocalMut>, Scratch), (Destination, Error)> {
-        let mut scratch = Scratch::for_all([(&destination, expected.length)].into_iter());
-        Landing::prepare(destination, expected, &mut scratch).map(|(landing, parts)| (landing, parts, scratch))
+    ) -> Result<(Landing, Vec<Portion>, Scratch), (Destination, Error)> {
+        let mut scratch = Scratch::for_all([(&destination, &expected)].into_iter());
+        Landing::prepare(destination, expected, &mut scratch).map(|(landing, portions)| (landing, portions, scratch))
     }
 
     fn verify(landing: Landing, scratch: Scratch) -> Result<Delivered, (Option<Destination>, Error)> {
@@ -230,14 +287,20 @@ mod tests {
         landing.verify(&prefixes, &wanted())
     }
 
-    fn fill(mut parts: Vec<LocalMut>, bytes: &[u8]) {
-        let mut at = 0;
-        for part in &mut parts {
-            let len = part.len();
-            part.as_mut_slice().copy_from_slice(&bytes[at..at + len]);
-            at += len;
+    /// Reads the portions from the stored form; says how many bytes that were.
+    fn fill(portions: Vec<Portion>, bytes: &[u8]) -> usize {
+        let mut read = 0;
+        for Portion { offset, length, mut into } in portions {
+            let mut at = offset as usize;
+            for part in &mut into {
+                let len = part.len();
+                part.as_mut_slice().copy_from_slice(&bytes[at..at + len]);
+                at += len;
+            }
+            assert_eq!(at, (offset + length) as usize, "the parts take exactly the portion");
+            read += length as usize;
         }
-        assert_eq!(at, bytes.len(), "the parts take exactly the stored form");
+        read
     }
 
     fn caller_memory(lengths: &[usize]) -> (Buffer, Destination) {
@@ -260,6 +323,48 @@ mod tests {
         let bytes = buffer.take().unwrap();
         assert_eq!(&bytes[..150_001], &payload[..]);
         assert!(bytes[150_001..].iter().all(|&b| b == 0xee), "memory beyond the object was touched");
+    }
+
+    /// Fails when the covering blocks are cut one short, or the table's window is not moved (tried both).
+    #[test]
+    fn a_range_delivers_its_bytes_and_reads_no_more_than_the_blocks_it_touches() {
+        let payload: Vec<u8> = (0..200_001u32).map(|i| (i % 251) as u8).collect();
+        let (stored, block) = (stored(&payload), BLOCK_BYTES);
+        let edges = [0, 1, block - 1, block, block + 1, 2 * block, 3 * block + 1, 200_000, 200_001];
+        for start in edges {
+            for end in edges.into_iter().filter(|&end| end > start) {
+                let expected = Expected { range: start..end, ..expected(&payload) };
+                let wanted = &payload[start as usize..end as usize];
+                let touched = end.div_ceil(block) - start / block;
+                let (landing, portions, scratch) = prepare(Destination::Allocate, expected.clone()).unwrap();
+                let read = fill(portions, &stored);
+                assert!(read as u64 <= object::prefix_bytes(200_001) + touched * block, "{start}..{end}: {read}");
+                let Delivered::Bytes(bytes) = verify(landing, scratch).unwrap() else { panic!("not owned") };
+                assert_eq!(bytes, wanted, "{start}..{end}");
+
+                let (buffer, destination) = caller_memory(&[wanted.len() / 3, wanted.len(), 5]);
+                let (landing, portions, scratch) = prepare(destination, expected).unwrap();
+                fill(portions, &stored);
+                assert!(matches!(verify(landing, scratch).unwrap(), Delivered::Filled(n) if n == end - start));
+                let bytes = buffer.take().unwrap();
+                assert_eq!(&bytes[..wanted.len()], wanted, "{start}..{end}");
+                assert!(bytes[wanted.len()..].iter().all(|&b| b == 0xee), "memory beyond the range was touched");
+            }
+        }
+    }
+
+    /// A byte that the caller does not get, in a block that it gets a part of, counts too (R1).
+    #[test]
+    fn a_range_in_a_damaged_block_is_refused() {
+        let payload = vec![3u8; 200_000];
+        for (at, is_touched) in [(0, false), (65_536, true), (131_071, true), (131_072, false)] {
+            let mut wrong = stored(&payload);
+            wrong[object::prefix_bytes(200_000) as usize + at] ^= 1;
+            let expected = Expected { range: 70_000..80_000, ..expected(&payload) };
+            let (landing, portions, scratch) = prepare(Destination::Allocate, expected).unwrap();
+            fill(portions, &wrong);
+            assert_eq!(verify(landing, scratch).is_err(), is_touched, "{at}");
+        }
     }
 
     #[test]

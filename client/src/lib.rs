@@ -45,7 +45,7 @@ mod unreadable;
 mod writer;
 
 pub use client::Client;
-pub use get::GetInto;
+pub use get::{GetInto, GetRange, GetRangeInto};
 pub use matching::{Matching, Removed};
 pub use metrics::MetricsSnapshot;
 pub use options::ClientOptions;

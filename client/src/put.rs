@@ -161,12 +161,14 @@ pub(crate) struct Pending {
     pub(crate) item: PutItem,
     pub(crate) length: u64,
     pub(crate) token: Bytes,
+    /// Its place among the values whose checksum tables are computed ahead.
+    pub(crate) table: usize,
     pub(crate) failure: Option<Error>,
 }
 
 impl Pending {
     pub(crate) fn new(position: usize, item: PutItem, token: Bytes) -> Pending {
-        Pending { position, length: item.length(), item, token, failure: None }
+        Pending { position, length: item.length(), item, token, table: 0, failure: None }
     }
 
     /// Another try from the start: the grant of the first is gone.
@@ -258,8 +260,9 @@ impl Putter {
     async fn put_chunk(&self, mut pending: Vec<Pending>, options: &PutOptions, deadline: Deadline) -> Results {
         let mut done = Vec::with_capacity(pending.len());
         let mut backoff = Backoff::new();
+        let tables = Tables::start(&mut pending, deadline);
         loop {
-            let round = self.round(pending, options, deadline).await;
+            let round = self.round(pending, tables.as_ref(), options, deadline).await;
             done.extend(round.done);
             pending = round.again;
             if pending.is_empty() {
@@ -278,9 +281,14 @@ impl Putter {
         }
     }
 
-    async fn round(&self, pending: Vec<Pending>, options: &PutOptions, deadline: Deadline) -> Settled {
+    async fn round(
+        &self,
+        pending: Vec<Pending>,
+        tables: Option<&Tables>,
+        options: &PutOptions,
+        deadline: Deadline,
+    ) -> Settled {
         let copies = Copies::of(options);
-        let tables = Tables::start(&pending, deadline);
         let (leader, start) = match self.start(&pending, options, deadline).await {
             Ok(started) => started,
             Err(failure) => {
@@ -295,12 +303,12 @@ impl Putter {
         let mut settled = Settled::default();
         let mut granted = Vec::with_capacity(pending.len());
         let mut open = OpenGrants::new(self.caller.clone(), leader.session_id);
-        for (place, (mut item, grant)) in pending.into_iter().zip(start.grants).enumerate() {
+        for (mut item, grant) in pending.into_iter().zip(start.grants) {
             match grant.error {
                 None => {
                     let slot = open.add(&item.item.key, grant.object_id, &grant.replicas);
                     let (object_id, replicas) = (grant.object_id, grant.replicas);
-                    granted.push(Granted { pending: item, place, slot, object_id, replicas });
+                    granted.push(Granted { pending: item, slot, object_id, replicas });
                 }
                 Some(error) => match ErrorCode::from_u32(error.code) {
                     ErrorCode::ObjectAlreadyExists => {
@@ -316,7 +324,7 @@ impl Putter {
             }
         }
         if !granted.is_empty() {
-            let written = self.writer.write(granted, tables.as_ref(), &leader, &nodes, copies, deadline, &open).await;
+            let written = self.writer.write(granted, tables, &leader, &nodes, copies, deadline, &open).await;
             settled.done.extend(written.done);
             settled.again.extend(written.again);
         }

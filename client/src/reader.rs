@@ -10,7 +10,7 @@ use tidepool_transport::{Engine, ReadAccess, ReadItem};
 
 use crate::deadline::Deadline;
 use crate::fetch::Fetch;
-use crate::landing::{Delivered, Destination, Landing, Scratch};
+use crate::landing::{Delivered, Destination, Landing, Portion, Scratch};
 use crate::metrics::Metrics;
 use crate::plane::{self, Plane, patience};
 use crate::stepped::Wanted;
@@ -82,7 +82,7 @@ impl Reader<'_> {
                 alternatives,
                 fetches: Vec::new(),
             });
-            batch.bytes += located.expected.length;
+            batch.bytes += located.expected.bytes();
             let key = (batch.node, alternatives);
             batch.fetches.push(fetch);
             if batch.bytes >= BATCH_BYTES {
@@ -111,11 +111,14 @@ impl Reader<'_> {
                 unreachable!("just looked at");
             };
             let expected = located.expected.clone();
-            let (object_id, length) = (expected.object.0, tidepool_proto::object::stored_bytes(expected.length));
+            let object_id = expected.object.0;
             match Landing::prepare(destination, expected, &mut scratch) {
-                Ok((landing, into)) => {
-                    items.push(ReadItem { access: ReadAccess { object_id, replica, offset: 0, length }, into });
-                    landings.push(landing);
+                Ok((landing, portions)) => {
+                    landings.push((landing, portions.len()));
+                    items.extend(portions.into_iter().map(|Portion { offset, length, into }| {
+                        let replica = replica.clone();
+                        ReadItem { access: ReadAccess { object_id, replica, offset, length }, into }
+                    }));
                     fetches.push(fetch);
                 }
                 Err((destination, error)) => {
@@ -132,10 +135,15 @@ impl Reader<'_> {
         let started = Instant::now();
         let results = plane::read(batch.engine.as_ref(), &batch.address, items, until).await;
         let took = started.elapsed();
-        let results = results.into_iter().chain(std::iter::repeat_with(|| {
+        let mut results = results.into_iter().chain(std::iter::repeat_with(|| {
             Err(Error::new(ErrorCode::Internal, "the transfer engine lost the result of this item"))
         }));
-        let arrived: Vec<(Landing, Result<(), Error>)> = landings.into_iter().zip(results).collect();
+        // All portions of an object, or it has not arrived.
+        let whole = |(landing, portions): (Landing, usize)| {
+            let results: Vec<Result<(), Error>> = results.by_ref().take(portions).collect();
+            (landing, results.into_iter().collect())
+        };
+        let arrived: Vec<(Landing, Result<(), Error>)> = landings.into_iter().map(whole).collect();
         self.judge_node(&batch.node, &batch.address, &arrived, took);
         let arrivals: Vec<bool> = arrived.iter().map(|(_, result)| result.is_ok()).collect();
         let verified = verify(arrived, scratch, batch.bytes, deadline).await;

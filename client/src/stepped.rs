@@ -58,7 +58,7 @@ pub(crate) fn build_prefix(
         wanted.check()?;
         return Ok(object::build_prefix(history, object, key_hash, parts));
     }
-    Ok(with_header(table(parts, wanted)?, history, object, key_hash, length))
+    Ok(with_header(&table(parts, wanted)?, history, object, key_hash, length))
 }
 
 /// The prefix of a value whose object is not known yet: the table, after room for the header.
@@ -76,13 +76,8 @@ pub(crate) fn table(parts: &[&[u8]], wanted: &Wanted) -> Result<Vec<u8>, Error> 
 }
 
 /// Fills in the header that [`table`] left room for.
-pub(crate) fn with_header(
-    mut prefix: Vec<u8>,
-    history: History,
-    object: ObjectId,
-    key_hash: KeyHash,
-    length: u64,
-) -> Vec<u8> {
+pub(crate) fn with_header(table: &[u8], history: History, object: ObjectId, key_hash: KeyHash, length: u64) -> Vec<u8> {
+    let mut prefix = table.to_vec();
     let table_crc = object::checksum(&prefix[HEADER_BYTES..]);
     prefix[..HEADER_BYTES].copy_from_slice(&Header { history, object, key_hash, length, table_crc }.encode());
     prefix

@@ -33,8 +33,6 @@ const END_RESERVE_MAX: Duration = Duration::from_millis(100);
 /// An item and where it may be written.
 pub(crate) struct Granted {
     pub(crate) pending: Pending,
-    /// Its place among the values whose checksum tables are computed.
-    pub(crate) place: usize,
     pub(crate) slot: Slot,
     pub(crate) object_id: u64,
     pub(crate) replicas: Vec<v1::Replica>,
@@ -372,10 +370,10 @@ async fn prefixes(
     };
     let mut prefixes = Vec::with_capacity(batch.len());
     for granted in batch {
-        let table = tables.take(granted.place).await;
+        let table = tables.of(granted.pending.table).await;
         let key_hash = object::key_hash(&caller.tenant, &granted.pending.item.key);
         let (object, length) = (ObjectId(granted.object_id), granted.pending.length);
-        prefixes.push(table.map(|table| stepped::with_header(table, history, object, key_hash, length)));
+        prefixes.push(table.map(|table| stepped::with_header(&table, history, object, key_hash, length)));
     }
     joined(prefixes.into_iter())
 }

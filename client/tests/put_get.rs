@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use support::engine::Mood;
 use support::{FakeCluster, eventually, item, payload};
-use tidepool_client::{Buffer, ErrorCode, GetInto, PutItem, PutOptions, RemoveMode, ReplicaMode};
+use tidepool_client::{
+    Buffer, ErrorCode, GetInto, GetRange, GetRangeInto, PutItem, PutOptions, RemoveMode, ReplicaMode,
+};
 use tidepool_proto::{History, ObjectId, object, v1};
 
 fn two_copies() -> PutOptions {
@@ -213,7 +215,12 @@ async fn case_043_a_read_past_its_lease_is_right_bytes_or_lease_expired() {
     });
     let (_buffer, memory) = Buffer::zeroed(100_000);
     let into = vec![GetInto { key: "k".into(), into: vec![memory] }];
-    let errors = [client.get("k", None).await.err(), client.get_into_many(into, None).await.remove(0).err()];
+    let range = vec![GetRange { key: "k".into(), offset: 70_000, length: 10 }];
+    let errors = [
+        client.get("k", None).await.err(),
+        client.get_into_many(into, None).await.remove(0).err(),
+        client.get_range_many(range, None).await.remove(0).err(),
+    ];
     for error in errors {
         assert_eq!(error.unwrap().code(), ErrorCode::LeaseExpired);
     }
@@ -335,4 +342,41 @@ async fn a_cancelled_put_revokes_its_grant() {
     eventually("the grant is given back", || cluster.directory.with(|s| s.objects.is_empty())).await;
     let revoked = cluster.directory.with(|s| s.revoked.clone());
     assert_eq!(revoked[0].replicas[0].outcome(), v1::ReplicaOutcome::Unknown, "an unanswered write is unclean (W5)");
+}
+
+/// Parts of objects, near the edges of blocks, into new memory and into the caller's.
+#[tokio::test]
+async fn ranges_are_right_bytes_and_what_lies_outside_is_refused() {
+    let cluster = FakeCluster::start(2, 2);
+    let client = cluster.client().await;
+    let value = payload(8, 300_000);
+    let options = PutOptions { replica_num: 2, ..PutOptions::default() };
+    client.put("k", value.clone(), options).await.unwrap();
+    let ranges = [(0, 300_000), (0, 1), (65_535, 2), (65_536, 65_536), (131_000, 140_000), (299_999, 1)];
+    let item =
+        |(offset, length): (usize, usize)| GetRange { key: "k".into(), offset: offset as u64, length: length as u64 };
+    let got = client.get_range_many(ranges.into_iter().map(item).collect(), None).await;
+    for ((offset, length), got) in ranges.into_iter().zip(got) {
+        assert_eq!(got.unwrap(), value[offset..offset + length], "{offset}+{length}");
+    }
+    let (buffer, mut memory) = Buffer::lend(vec![0; 140_007], &[7, 139_993, 7]).unwrap();
+    let rest = memory.pop().unwrap();
+    let items = vec![
+        GetRangeInto { key: "k".into(), offset: 131_000, into: memory },
+        GetRangeInto { key: "k".into(), offset: 299_993, into: vec![rest] },
+    ];
+    let filled: Vec<u64> = client.get_range_into_many(items, None).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(filled, [140_000, 7]);
+    let bytes = buffer.take().unwrap();
+    assert_eq!(bytes[..140_000], value[131_000..271_000]);
+    assert_eq!(bytes[140_000..], value[299_993..]);
+    for (offset, length) in [(0, 0), (0, 300_001), (300_000, 1), (u64::MAX, 1), (1, u64::MAX)] {
+        let outside = vec![GetRange { key: "k".into(), offset, length }];
+        let error = client.get_range_many(outside, None).await.remove(0).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::InvalidParams, "{offset}+{length}");
+        assert!(error.message().contains("300000 bytes"), "{error}");
+    }
+    let missing = vec![GetRange { key: "missing".into(), offset: 0, length: 1 }];
+    let error = client.get_range_many(missing, None).await.remove(0).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::ObjectNotFound);
 }

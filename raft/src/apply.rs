@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::failure::{Failure, FatalError};
 use crate::host::Host;
-use crate::machine::{Frozen, LogPosition, MachineError, StateMachine};
+use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine};
 use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
 use crate::types::{EntryPayload, LogId, SnapshotMeta, StoredMembership, term_of};
 
@@ -245,7 +245,16 @@ where
         let written: Result<SnapshotFile, SnapshotError> = C::blocking(move || shared.snapshots.write(&meta, state))
             .await
             .map_err(|e| self.shared.storage_failed(e))?;
-        let file = written.map_err(|e| self.shared.storage_failed(e))?;
+        let file = match written {
+            Ok(file) => file,
+            Err(SnapshotError::Io { source, .. }) if Replaced::caused(&source) => {
+                // What was installed meanwhile covers more.
+                let installed = self.shared.snapshots.current().ok_or(source)?;
+                tracing::info!(path = %installed.path().display(), "snapshot given up for one that was installed");
+                return Ok(as_openraft(installed));
+            }
+            Err(error) => return Err(self.shared.storage_failed(error)),
+        };
         subtract(&self.shared.bytes_since_snapshot, self.covers.0);
         subtract(&self.shared.entries_since_snapshot, self.covers.1);
         tracing::info!(path = %file.path().display(), bytes = file.length(), "snapshot written");

@@ -51,7 +51,7 @@ pub use host::Host;
 pub use identity::ClusterIdentity;
 pub use inbound::{Arrival, Inbound};
 pub use leadership::{Leadership, Role};
-pub use machine::{Frozen, LogPosition, MachineError, StateMachine};
+pub use machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine};
 pub use membership::MembershipError;
 pub use node::RaftNode;
 pub use open::OpenError;

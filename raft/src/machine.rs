@@ -40,9 +40,28 @@ pub trait StateMachine: Send + Sync + 'static {
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError>;
 }
 
+/// A frozen state cannot be written any more: the machine took in another state meanwhile, and a newer snapshot with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the state was replaced before its snapshot was written")]
+pub struct Replaced;
+
+impl Replaced {
+    /// Whether this is why a write failed.
+    pub fn caused(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|cause| cause.is::<Replaced>())
+    }
+}
+
+impl From<Replaced> for io::Error {
+    fn from(replaced: Replaced) -> io::Error {
+        io::Error::other(replaced)
+    }
+}
+
 /// The whole state at one position, detached from the machine.
 pub trait Frozen: Send {
-    /// Writes it out. Runs on its own thread while the machine goes on.
+    /// Writes it out. Runs on its own thread while the machine goes on. Fails with [`Replaced`] when the machine took in
+    /// another state meanwhile.
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()>;
 }
 

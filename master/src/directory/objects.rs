@@ -347,7 +347,6 @@ impl Shards {
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
-
 }
 
 #[cfg(test)]

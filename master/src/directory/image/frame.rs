@@ -1,10 +1,11 @@
 //! An image as a stream of frames: what lies in a Raft snapshot and travels to a standby.
 //!
 //! ```text
-//! magic "TPIMAGE1"
+//! magic "TPIMAGE1" | format u32 | feature level u16 | crc32c u32
 //! frame: kind u8 | shard u16 | rows u32 | raw u64 | stored u64 | crc32c u32 | stored bytes
 //! ```
-//! Integers are little endian; the CRC covers the header's fields before it and the stored bytes. Shard frames are
+//! Integers are little endian; the first CRC covers the bytes before it, a frame's the header's fields before it and the
+//! stored bytes. Shard frames are
 //! compressed with zstd level 3 from `raw` bytes; the others are stored as they are. Order: segments, shards, tasks,
 //! manifest.
 
@@ -14,14 +15,38 @@ use super::RestoreError;
 use super::manifest::{Part, PartSum};
 
 pub(super) const MAGIC: &[u8; 8] = b"TPIMAGE1";
+/// Bytes of format version and feature level, with their CRC.
+pub(super) const LEVEL_BYTES: usize = 10;
 /// Bytes of a frame's header.
 pub(super) const HEADER_BYTES: usize = 27;
 const CRC_AT: usize = 23;
 /// Bytes that one frame may have, stored or raw: far above any real one.
 const FRAME_BYTES_MAX: u64 = 16 << 30;
+/// Bytes that one row of a shard may have: key, group, replicas and the rest.
+const ROW_BYTES_MAX: u64 = 8 << 10;
 /// Memory taken ahead of the bytes that fill it.
 const AHEAD_BYTES: u64 = 1 << 20;
 const COMPRESSION_LEVEL: i32 = 3;
+
+/// Format version and feature level, as they follow the magic.
+pub(super) fn encode_level(format: u32, feature_level: u16) -> [u8; LEVEL_BYTES] {
+    let mut out = [0; LEVEL_BYTES];
+    out[..4].copy_from_slice(&format.to_le_bytes());
+    out[4..6].copy_from_slice(&feature_level.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(MAGIC), &out[..6]);
+    out[6..].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+/// As [`encode_level`] wrote them.
+pub(super) fn decode_level(bytes: &[u8; LEVEL_BYTES]) -> Result<(u32, u16), RestoreError> {
+    let format = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let level = u16::from_le_bytes([bytes[4], bytes[5]]);
+    if encode_level(format, level) != *bytes {
+        return Err(RestoreError::Damaged("the checksum of its head is wrong".to_owned()));
+    }
+    Ok((format, level))
+}
 
 /// What a frame holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,9 +102,13 @@ impl Header {
         };
         let shard = u16::from_le_bytes([bytes[1], bytes[2]]);
         let header = Header { kind, shard, rows: half(3), raw: word(7), stored: word(15), crc: half(CRC_AT) };
-        if header.raw > FRAME_BYTES_MAX || header.stored > FRAME_BYTES_MAX {
-            let length = header.raw.max(header.stored);
-            return Err(RestoreError::Damaged(format!("a frame of {length} bytes is above {FRAME_BYTES_MAX}")));
+        let limit = match kind {
+            Kind::Shard => (u64::from(header.rows) + 1) * ROW_BYTES_MAX,
+            _ => FRAME_BYTES_MAX,
+        };
+        let length = header.raw.max(header.stored);
+        if length > limit.min(FRAME_BYTES_MAX) {
+            return Err(RestoreError::Damaged(format!("{} has {length} bytes, above {limit}", header.name())));
         }
         Ok(header)
     }

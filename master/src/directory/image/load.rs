@@ -1,6 +1,6 @@
 //! From bytes to a state: nodes and segments first, then the shards, several at once, then what is under way.
 
-use super::frame::{Frame, Kind, MAGIC, cut_short};
+use super::frame::{Frame, Kind, LEVEL_BYTES, MAGIC, cut_short, decode_level};
 use super::manifest::{FORMAT_VERSION, Manifest, Part, PartSum};
 use super::rows::{SegmentsPart, SessionRow, TasksPart};
 use super::shard::{GroupNames, Loaded, array, decode};
@@ -37,6 +37,7 @@ pub(super) fn load(input: &mut dyn Read, shards: &Shards) -> Result<(Core, Manif
     if &magic != MAGIC {
         return Err(RestoreError::Version("this is not an image of a directory, or not of this version".to_owned()));
     }
+    read_level(input)?;
     let first = Frame::read(input)?;
     let (mut core, mut extents) = expect(&first, Kind::Segments).and_then(|()| read_segments(&first.stored))?;
     let (loaded, metadata, tasks) = read_shards(input, &core)?;
@@ -63,6 +64,9 @@ pub(super) fn load(input: &mut dyn Read, shards: &Shards) -> Result<(Core, Manif
     core.space.fill(extents).map_err(inconsistent)?;
     // Their records name the segments' space, which is only now theirs.
     read_tasks(&mut core, &tasks.stored)?;
+    if (manifest.format, manifest.feature_level) != (FORMAT_VERSION, FEATURE_LEVEL) {
+        return Err(RestoreError::Damaged("the manifest is of another version than the head".to_owned()));
+    }
     if manifest.applied != core.applied {
         return Err(inconsistent("the manifest has another log index than the state"));
     }
@@ -79,21 +83,28 @@ fn expect(frame: &Frame, kind: Kind) -> Result<(), RestoreError> {
     Ok(())
 }
 
+/// Format version and feature level: whether the rest can be read at all.
+fn read_level(input: &mut dyn Read) -> Result<(), RestoreError> {
+    let mut bytes = [0; LEVEL_BYTES];
+    input.read_exact(&mut bytes).map_err(cut_short)?;
+    let (format, level) = decode_level(&bytes)?;
+    if format != FORMAT_VERSION {
+        return Err(RestoreError::Version(format!(
+            "the image has format {format}, this binary reads {FORMAT_VERSION}; use the binary that wrote it"
+        )));
+    }
+    if level > FEATURE_LEVEL {
+        return Err(RestoreError::Version(format!(
+            "the image has feature level {level}, this binary knows {FEATURE_LEVEL}; use a newer binary"
+        )));
+    }
+    Ok(())
+}
+
 fn read_manifest(frame: &Frame) -> Result<Manifest, RestoreError> {
-    let text = std::str::from_utf8(&frame.stored).map_err(|_| RestoreError::Damaged("the manifest is no text".into()))?;
+    let text =
+        std::str::from_utf8(&frame.stored).map_err(|_| RestoreError::Damaged("the manifest is no text".into()))?;
     let manifest: Manifest = text.parse().map_err(RestoreError::Damaged)?;
-    if manifest.format != FORMAT_VERSION {
-        return Err(RestoreError::Version(format!(
-            "the image has format {}, this binary reads {FORMAT_VERSION}; use the binary that wrote it or a newer one",
-            manifest.format
-        )));
-    }
-    if manifest.feature_level > FEATURE_LEVEL {
-        return Err(RestoreError::Version(format!(
-            "the image has feature level {}, this binary knows {FEATURE_LEVEL}; use a newer binary",
-            manifest.feature_level
-        )));
-    }
     Ok(manifest)
 }
 
@@ -102,63 +113,68 @@ fn unpack<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8], name: &str) -> Result<
 }
 
 /// Shards, decoded by several threads as they are read; with them the part's sum and the frame that follows.
-fn read_shards(
-    input: &mut dyn Read,
-    core: &Core,
-) -> Result<(Vec<Loaded>, Part, Frame), RestoreError> {
+fn read_shards(input: &mut dyn Read, core: &Core) -> Result<(Vec<Loaded>, Part, Frame), RestoreError> {
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX);
     let (loaded, failure) = (Mutex::new(Vec::with_capacity(SHARDS)), Mutex::new(None));
     let failed = AtomicBool::new(false);
+    let fail = |error| {
+        failed.store(true, Ordering::Relaxed);
+        failure.lock().get_or_insert(error);
+    };
     let names = GroupNames::default();
     let (sender, receiver) = mpsc::sync_channel::<Frame>(AHEAD);
-    let receiver = Mutex::new(receiver);
-    let work = || {
-        loop {
+    let receiver = Arc::new(Mutex::new(receiver));
+    let work = |receiver: Arc<Mutex<mpsc::Receiver<Frame>>>| {
+        while !failed.load(Ordering::Relaxed) {
             let Ok(frame) = receiver.lock().recv() else { return };
-            // What is left is taken out, so that the reader is not kept waiting.
-            if failed.load(Ordering::Relaxed) {
-                continue;
-            }
             let Frame { header, .. } = frame;
-            let decoded = frame.raw().and_then(|raw| decode(header.shard.into(), header.rows, &raw, core, &names));
-            match decoded {
+            match frame.raw().and_then(|raw| decode(header.shard.into(), header.rows, &raw, core, &names)) {
                 Ok(shard) => loaded.lock().push(shard),
-                Err(error) => {
-                    failed.store(true, Ordering::Relaxed);
-                    failure.lock().get_or_insert(error);
-                }
+                Err(error) => fail(error),
             }
         }
     };
-    // Owns the sender: the workers end when it returns.
-    let mut read = |sender: mpsc::SyncSender<Frame>| -> Result<(Part, Frame), RestoreError> {
-        let (mut sum, mut next) = (PartSum::default(), 0);
-        loop {
-            let frame = Frame::read(input)?;
-            if frame.header.kind != Kind::Shard || failed.load(Ordering::Relaxed) {
-                return Ok((sum.part(), frame));
-            }
-            let number = usize::from(frame.header.shard);
-            if number < next || number >= SHARDS || frame.header.rows == 0 {
-                return Err(RestoreError::Damaged(format!("shard {number} is out of order or empty")));
-            }
-            next = number + 1;
-            sum.add(&frame.encoded_header());
-            sum.add(&frame.stored);
-            sum.rows(frame.header.rows.into());
-            // The workers live as long as this loop.
-            let _ = sender.send(frame);
+    let read = std::thread::scope(|scope| {
+        // The workers alone hold the receiver, so that nobody waits for them once they are gone.
+        for _ in 0..workers {
+            let (receiver, work) = (receiver.clone(), &work);
+            scope.spawn(move || work(receiver));
         }
-    };
-    let result = std::thread::scope(|scope| {
-        (0..workers).for_each(|_| drop(scope.spawn(work)));
-        read(sender)
+        drop(receiver);
+        let read = read_frames(input, &sender);
+        if read.is_err() {
+            failed.store(true, Ordering::Relaxed);
+        }
+        drop(sender);
+        read
     });
-    if let Some(error) = failure.into_inner() {
-        return Err(error);
+    match (failure.into_inner(), read?) {
+        (Some(error), _) => Err(error),
+        (None, None) => Err(RestoreError::Damaged("the threads that read it ended early".to_owned())),
+        (None, Some((part, frame))) => Ok((loaded.into_inner(), part, frame)),
     }
-    let (part, frame) = result?;
-    Ok((loaded.into_inner(), part, frame))
+}
+
+/// Hands on the frames of shards; gives their sum and the frame that follows, or None when nobody takes them any more.
+fn read_frames(input: &mut dyn Read, shards: &mpsc::SyncSender<Frame>) -> Result<Option<(Part, Frame)>, RestoreError> {
+    let (mut sum, mut next) = (PartSum::default(), 0);
+    loop {
+        let frame = Frame::read(input)?;
+        if frame.header.kind != Kind::Shard {
+            return Ok(Some((sum.part(), frame)));
+        }
+        let number = usize::from(frame.header.shard);
+        if number < next || number >= SHARDS || frame.header.rows == 0 {
+            return Err(RestoreError::Damaged(format!("shard {number} is out of order or empty")));
+        }
+        next = number + 1;
+        sum.add(&frame.encoded_header());
+        sum.add(&frame.stored);
+        sum.rows(frame.header.rows.into());
+        if shards.send(frame).is_err() {
+            return Ok(None);
+        }
+    }
 }
 
 /// Puts the shards into place and what follows from them into the core.
@@ -171,10 +187,15 @@ fn merge(
     loaded.sort_unstable_by_key(|shard| shard.number);
     let objects = loaded.iter().map(|shard| shard.index.len()).sum();
     let mut index: Vec<(ObjectId, Location)> = Vec::with_capacity(objects);
+    loaded.iter().for_each(|shard| index.extend(&shard.index));
+    index.sort_unstable_by_key(|&(object, _)| object);
+    if let Some(pair) = index.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(inconsistent(format!("object {} comes twice", pair[0].0)));
+    }
+    core.index = index.into_iter().collect();
     extents.reserve(loaded.iter().map(|shard| shard.extents.len()).sum());
     for shard in loaded {
         *shards.write(shard.number) = shard.shard;
-        index.extend(shard.index);
         extents.extend(shard.extents);
         core.objects.load(shard.number, shard.cells);
         for (tenant, account) in shard.tenants {
@@ -200,11 +221,6 @@ fn merge(
         }
         core.degraded.extend(shard.degraded);
     }
-    index.sort_unstable_by_key(|&(object, _)| object);
-    if let Some(pair) = index.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(inconsistent(format!("object {} comes twice", pair[0].0)));
-    }
-    core.index = index.into_iter().collect();
     Ok(())
 }
 
@@ -388,12 +404,7 @@ fn read_lost(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreErro
     Ok(())
 }
 
-fn read_copies(
-    core: &mut Core,
-    shards: &Shards,
-    bytes: &[u8],
-    extents: &mut Vec<Extent>,
-) -> Result<(), RestoreError> {
+fn read_copies(core: &mut Core, shards: &Shards, bytes: &[u8], extents: &mut Vec<Extent>) -> Result<(), RestoreError> {
     let part: TasksPart<'_> = unpack(bytes, "task_manager")?;
     for row in &part.copies {
         let (replica, object) = (ReplicaId(row.replica), ObjectId(row.object));

@@ -2,8 +2,8 @@
 
 use super::rows::{Bin, ObjectRow, OpenRow};
 use super::{RestoreError, inconsistent};
-use crate::directory::core::{Core, OpenPut};
 use crate::directory::audit::{Account, CELL_SLOTS};
+use crate::directory::core::{Core, OpenPut};
 use crate::directory::digest::{Canonical, soft_pin_parts};
 use crate::directory::groups::{GroupName, Joins};
 use crate::directory::objects::{Location, Record, Replica, Shard, Shards, key_hash};

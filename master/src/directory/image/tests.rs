@@ -1,13 +1,19 @@
 //! What an image's checks are for: content that is wrong behind checksums that are right.
 
-use super::frame::{Frame, HEADER_BYTES, Kind, MAGIC};
+use super::frame::{Frame, HEADER_BYTES, Kind, LEVEL_BYTES, MAGIC, encode_level};
 use super::manifest::{Manifest, PartSum};
 use super::*;
 use crate::directory::tests::replay::{busy, bytes_of};
 use crate::directory::tests::world::HISTORY;
 
+const HEAD_BYTES: usize = MAGIC.len() + LEVEL_BYTES;
+
+fn head() -> Vec<u8> {
+    [&MAGIC[..], &encode_level(FORMAT_VERSION, crate::directory::FEATURE_LEVEL)].concat()
+}
+
 fn frames(bytes: &[u8]) -> Vec<Frame> {
-    let mut rest = &bytes[MAGIC.len()..];
+    let mut rest = &bytes[HEAD_BYTES..];
     let mut frames = Vec::new();
     while !rest.is_empty() {
         frames.push(Frame::read(&mut rest).unwrap());
@@ -34,7 +40,7 @@ fn joined(frames: &[Frame], change: impl FnOnce(&mut Manifest)) -> Vec<u8> {
     }
     manifest.metadata = metadata.part();
     change(&mut manifest);
-    let mut bytes = MAGIC.to_vec();
+    let mut bytes = head();
     frames[..frames.len() - 1].iter().for_each(|frame| frame.write(&mut bytes).unwrap());
     Frame::plain(Kind::Manifest, 0, manifest.to_string().into_bytes()).write(&mut bytes).unwrap();
     bytes
@@ -60,14 +66,49 @@ fn an_image_whose_digest_does_not_come_out_is_refused() {
 
 #[test]
 fn newer_formats_and_feature_levels_are_refused_by_name() {
-    let frames = frames(&bytes_of(&busy().directory.freeze()));
-    for (bytes, what) in [
-        (joined(&frames, |manifest| manifest.format += 1), "format 2"),
-        (joined(&frames, |manifest| manifest.feature_level += 1), "feature level"),
+    let bytes = bytes_of(&busy().directory.freeze());
+    let level = crate::directory::FEATURE_LEVEL;
+    for (head, what) in [
+        (encode_level(FORMAT_VERSION + 1, level), "format 2"),
+        (encode_level(FORMAT_VERSION, level + 1), "feature level"),
     ] {
-        let error = restore(&bytes).unwrap_err();
+        let mut newer = bytes.clone();
+        newer[MAGIC.len()..HEAD_BYTES].copy_from_slice(&head);
+        // Whatever follows: a newer binary's rows may not be readable.
+        newer.truncate(HEAD_BYTES + 1);
+        let error = restore(&newer).unwrap_err();
         assert!(matches!(&error, RestoreError::Version(why) if why.contains(what)), "{error}");
     }
+    let other = joined(&frames(&bytes), |manifest| manifest.feature_level += 1);
+    assert!(matches!(restore(&other), Err(RestoreError::Damaged(_))));
+}
+
+/// One id in two shards, in one group too: refused before anything is built from it.
+#[test]
+fn an_id_that_comes_twice_is_refused() {
+    let mut world = busy();
+    let session = world.session(8);
+    for i in 0..8 {
+        world.put_in(session, "twice", &format!("t{i}"), 100);
+    }
+    let bytes = bytes_of(&world.directory.freeze());
+    let id_of = |frame: &Frame| -> Option<(usize, u64)> {
+        let raw = frame.raw().unwrap();
+        let rows: Vec<super::rows::ObjectRow<'_>> = rmp_serde::from_slice(&raw).unwrap();
+        rows.iter().position(|row| row.group.0 == b"twice").filter(|_| rows.len() == 1).map(|at| (at, rows[at].object))
+    };
+    let all = frames(&bytes);
+    let alone: Vec<usize> =
+        (0..all.len()).filter(|&at| all[at].header.kind == Kind::Shard && id_of(&all[at]).is_some()).collect();
+    let [first, second] = [alone[0], alone[1]];
+    let mut frames = frames(&bytes);
+    let raw = frames[second].raw().unwrap();
+    let mut rows: Vec<super::rows::ObjectRow<'_>> = rmp_serde::from_slice(&raw).unwrap();
+    rows[0].object = id_of(&all[first]).unwrap().1;
+    let header = frames[second].header;
+    frames[second] = Frame::shard(header.shard, 1, &rmp_serde::to_vec(&rows).unwrap()).unwrap();
+    let error = restore(&joined(&frames, |_| {})).unwrap_err();
+    assert!(matches!(&error, RestoreError::Inconsistent(why) if why.contains("twice")), "{error}");
 }
 
 /// Parts in another order, twice, or missing; a manifest of another image.
@@ -78,10 +119,10 @@ fn frames_that_are_swapped_repeated_or_missing_are_refused() {
     for at in 0..count {
         let mut frames = frames(&bytes);
         let frame = frames.remove(at);
-        let mut missing = MAGIC.to_vec();
+        let mut missing = head();
         frames.iter().for_each(|frame| frame.write(&mut missing).unwrap());
         restore(&missing).unwrap_err();
-        let mut moved = MAGIC.to_vec();
+        let mut moved = head();
         frame.write(&mut moved).unwrap();
         frames.iter().for_each(|frame| frame.write(&mut moved).unwrap());
         assert!(restore(&moved).is_err() || at == 0, "frame {at} first");
@@ -124,9 +165,9 @@ fn absurd_lengths_are_refused() {
     let bytes = bytes_of(&busy().directory.freeze());
     for (at, length) in [(7, u64::MAX), (15, u64::MAX), (15, 15 << 30), (7, 15 << 30)] {
         let mut bad = bytes.clone();
-        let at = MAGIC.len() + at;
+        let at = HEAD_BYTES + at;
         bad[at..at + 8].copy_from_slice(&length.to_le_bytes());
         assert!(matches!(restore(&bad), Err(RestoreError::Damaged(_))));
     }
-    assert!(MAGIC.len() + HEADER_BYTES < bytes.len());
+    assert!(HEAD_BYTES + HEADER_BYTES < bytes.len());
 }

@@ -4,7 +4,7 @@
 //! changes it; the writer prefers what is noted to what is there. So apply pauses for the shards' locks and for what is
 //! small (nodes, segments, sessions, retired space), and later pays one copy per record it changes meanwhile.
 
-use super::frame::{Frame, Kind, MAGIC};
+use super::frame::{Frame, Kind, MAGIC, encode_level};
 use super::manifest::{FORMAT_VERSION, Manifest, PartSum};
 use super::rows::{
     Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow, TaskRow, TasksPart,
@@ -18,6 +18,7 @@ use crate::directory::objects::Shards;
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;
+use tidepool_raft::Replaced;
 
 /// Where the objects of a freeze are.
 #[derive(Debug)]
@@ -60,6 +61,7 @@ impl FrozenDirectory {
     /// Writes it. Fails also when the whole state was replaced (a snapshot was installed) before it was written.
     pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
         out.write_all(MAGIC)?;
+        out.write_all(&encode_level(FORMAT_VERSION, FEATURE_LEVEL))?;
         let segments = Frame::plain(Kind::Segments, self.segments.0, self.segments.1.clone());
         let tasks = Frame::plain(Kind::Tasks, self.tasks.0, self.tasks.1.clone());
         segments.write(out)?;
@@ -67,7 +69,14 @@ impl FrozenDirectory {
         for number in 0..SHARDS {
             let (rows, raw) = match &self.source {
                 Source::Encoded(shards) => shards[number].clone(),
-                Source::Shards(shards, _) => encode(shards.read(number).frozen_records(), &self.references),
+                Source::Shards(shards, epoch) => {
+                    let shard = shards.read(number);
+                    // Under the lock: whoever replaces the shards says so before.
+                    if shards.epoch() != *epoch {
+                        return Err(Replaced.into());
+                    }
+                    encode(shard.frozen_records(), &self.references)
+                }
             };
             if rows > 0 {
                 let frame = Frame::shard(number as u16, rows, &raw)?;
@@ -76,11 +85,6 @@ impl FrozenDirectory {
                 metadata.rows(rows.into());
                 frame.write(out)?;
             }
-        }
-        if let Source::Shards(shards, epoch) = &self.source
-            && shards.epoch() != *epoch
-        {
-            return Err(io::Error::other("the state was replaced before its snapshot was written"));
         }
         tasks.write(out)?;
         let manifest = Manifest {
@@ -127,80 +131,124 @@ fn segments(core: &Core) -> Vec<u8> {
         },
         checkpoint: checkpoint.as_ref().map(|(index, digest)| (*index, Bin(digest))),
         next_tenant: core.tenants.next,
-        tenants: core.tenants.iter().map(|(id, tenant)| TenantRow {
-            tenant: id.0,
-            name: &tenant.name,
-            quota_bytes: tenant.quota.bytes,
-            quota_objects: tenant.quota.objects,
-            refuse: tenant.quota.refuse,
-        }).collect(),
-        nodes: core.nodes.by_id.iter().map(|(id, node)| NodeRow {
-            node: id.0,
-            node_uuid: Bin(&node.node_uuid),
-            process_uuid: Bin(&node.process_uuid),
-            incarnation: node.incarnation.0,
-            address: &node.address,
-            host_id: &node.host_id,
-            contact: node.contact as u8,
-            earlier_processes: node.earlier_processes.iter().map(|uuid| Bin(uuid)).collect(),
-        }).collect(),
-        segments: core.space.iter().map(|(_, segment)| SegmentRow {
-            segment: segment.id.0,
-            node: segment.node.0,
-            name: &segment.name,
-            capacity: segment.capacity,
-            draining: segment.draining,
-        }).collect(),
-        sessions: core.sessions.by_id.iter().map(|(id, session)| SessionRow {
-            session: id.0,
-            client_uuid: Bin(&session.client_uuid),
-            host_id: &session.host_id,
-            floor: session.floor,
-            outcomes: session.outcomes.iter().map(|(&sequence, &answered)| {
-                let (kind, number) = answered_parts(answered);
-                (sequence, kind, number)
-            }).collect(),
-        }).collect(),
-        retired: core.retired.iter().map(|(id, retired)| RetiredRow {
-            replica: id.0,
-            object: retired.object.0,
-            segment: core.space.segment(retired.segment).id.0,
-            offset: retired.offset,
-            bytes: retired.bytes,
-            clean: retired.clean,
-        }).collect(),
-        lost: core.groups.by_name.iter().filter(|(_, group)| !group.lost.is_empty()).map(|((tenant, name), group)| {
-            LostRow { tenant: tenant.0, group: Bin(name), keys: group.lost.iter().map(|key| Bin(key)).collect() }
-        }).collect(),
+        tenants: core
+            .tenants
+            .iter()
+            .map(|(id, tenant)| TenantRow {
+                tenant: id.0,
+                name: &tenant.name,
+                quota_bytes: tenant.quota.bytes,
+                quota_objects: tenant.quota.objects,
+                refuse: tenant.quota.refuse,
+            })
+            .collect(),
+        nodes: core
+            .nodes
+            .by_id
+            .iter()
+            .map(|(id, node)| NodeRow {
+                node: id.0,
+                node_uuid: Bin(&node.node_uuid),
+                process_uuid: Bin(&node.process_uuid),
+                incarnation: node.incarnation.0,
+                address: &node.address,
+                host_id: &node.host_id,
+                contact: node.contact as u8,
+                earlier_processes: node.earlier_processes.iter().map(|uuid| Bin(uuid)).collect(),
+            })
+            .collect(),
+        segments: core
+            .space
+            .iter()
+            .map(|(_, segment)| SegmentRow {
+                segment: segment.id.0,
+                node: segment.node.0,
+                name: &segment.name,
+                capacity: segment.capacity,
+                draining: segment.draining,
+            })
+            .collect(),
+        sessions: core
+            .sessions
+            .by_id
+            .iter()
+            .map(|(id, session)| SessionRow {
+                session: id.0,
+                client_uuid: Bin(&session.client_uuid),
+                host_id: &session.host_id,
+                floor: session.floor,
+                outcomes: session
+                    .outcomes
+                    .iter()
+                    .map(|(&sequence, &answered)| {
+                        let (kind, number) = answered_parts(answered);
+                        (sequence, kind, number)
+                    })
+                    .collect(),
+            })
+            .collect(),
+        retired: core
+            .retired
+            .iter()
+            .map(|(id, retired)| RetiredRow {
+                replica: id.0,
+                object: retired.object.0,
+                segment: core.space.segment(retired.segment).id.0,
+                offset: retired.offset,
+                bytes: retired.bytes,
+                clean: retired.clean,
+            })
+            .collect(),
+        lost: core
+            .groups
+            .by_name
+            .iter()
+            .filter(|(_, group)| !group.lost.is_empty())
+            .map(|((tenant, name), group)| LostRow {
+                tenant: tenant.0,
+                group: Bin(name),
+                keys: group.lost.iter().map(|key| Bin(key)).collect(),
+            })
+            .collect(),
     })
 }
 
 fn tasks(core: &Core) -> Vec<u8> {
     pack(&TasksPart {
-        copies: core.copies.by_replica.iter().map(|(replica, copy)| CopyRow {
-            replica: replica.0,
-            object: copy.object.0,
-            instead_of: copy.instead_of.map_or(0, |r| r.0),
-            segment: core.space.segment(copy.segment).id.0,
-            offset: copy.offset,
-            started: copy.started.0,
-            task: copy.task.0,
-        }).collect(),
-        tasks: core.tasks.by_id.iter().map(|(id, task)| TaskRow {
-            task: id.0,
-            kind: task.kind as u8,
-            state: task.state as u8,
-            unmount: task.unmount,
-            token: Bin(&task.token),
-            object: task.object.0,
-            sources: task.sources.iter().map(|segment| segment.0).collect(),
-            targets: task.targets.iter().map(|segment| segment.0).collect(),
-            concurrency: task.concurrency,
-            created: task.created.0,
-            ended: task.ended.0,
-            done: task.done,
-            left: task.left,
-            message: &task.message,
-        }).collect(),
+        copies: core
+            .copies
+            .by_replica
+            .iter()
+            .map(|(replica, copy)| CopyRow {
+                replica: replica.0,
+                object: copy.object.0,
+                instead_of: copy.instead_of.map_or(0, |r| r.0),
+                segment: core.space.segment(copy.segment).id.0,
+                offset: copy.offset,
+                started: copy.started.0,
+                task: copy.task.0,
+            })
+            .collect(),
+        tasks: core
+            .tasks
+            .by_id
+            .iter()
+            .map(|(id, task)| TaskRow {
+                task: id.0,
+                kind: task.kind as u8,
+                state: task.state as u8,
+                unmount: task.unmount,
+                token: Bin(&task.token),
+                object: task.object.0,
+                sources: task.sources.iter().map(|segment| segment.0).collect(),
+                targets: task.targets.iter().map(|segment| segment.0).collect(),
+                concurrency: task.concurrency,
+                created: task.created.0,
+                ended: task.ended.0,
+                done: task.done,
+                left: task.left,
+                message: &task.message,
+            })
+            .collect(),
     })
 }

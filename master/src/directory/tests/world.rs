@@ -114,7 +114,7 @@ impl World {
         (node, incarnation, self.mount((node, incarnation), "s", bytes))
     }
 
-    pub(super) fn session(&mut self, uuid: u8) -> SessionId {
+    pub(in crate::directory) fn session(&mut self, uuid: u8) -> SessionId {
         match self.one(Op::OpenSession { client_uuid: [uuid; 16], host_id: "c" }) {
             Outcome::Opened { session, .. } => session,
             other => panic!("{other:?}"),
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// A complete object of a group.
-    pub(super) fn put_in(&mut self, session: SessionId, group: &str, key: &str, length: u64) -> Grant {
+    pub(in crate::directory) fn put_in(&mut self, session: SessionId, group: &str, key: &str, length: u64) -> Grant {
         let put = self.put_op(session, key, length);
         self.complete(PutStart { group: group.as_bytes(), ..put })
     }
