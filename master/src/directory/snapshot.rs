@@ -31,7 +31,10 @@ use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 use xxhash_rust::xxh3::xxh3_128;
 
+/// The last byte is the version.
 pub(super) const MAGIC: [u8; 8] = *b"TPDIR\0\0\x02";
+/// The same without the limits on what is granted and pinned.
+const MAGIC_1: [u8; 8] = *b"TPDIR\0\0\x01";
 const TRAILER_BYTES: usize = 32;
 /// Why a snapshot was not installed. The state is as before.
 #[derive(Debug, thiserror::Error)]
@@ -253,7 +256,7 @@ fn write_retired(core: &Core, out: &mut Vec<u8>) {
 
 /// Reads a whole snapshot into a new core and empty shards.
 fn read(bytes: &[u8], shards: &Shards) -> Result<Core, RestoreError> {
-    if bytes.len() < MAGIC.len() + TRAILER_BYTES || bytes[..MAGIC.len()] != MAGIC {
+    if bytes.len() < MAGIC.len() + TRAILER_BYTES || ![MAGIC, MAGIC_1].iter().any(|magic| bytes.starts_with(magic)) {
         return Err(RestoreError::Version);
     }
     let (body, checksum) = bytes.split_at(bytes.len() - 16);
@@ -263,7 +266,8 @@ fn read(bytes: &[u8], shards: &Shards) -> Result<Core, RestoreError> {
     let (body, digest) = body.split_at(body.len() - 16);
     let mut reader = Reader::new(&body[MAGIC.len()..]);
     let mut core = Core::new();
-    read_head(&mut reader, &mut core)?;
+    let has_limits = bytes.starts_with(&MAGIC);
+    read_head(&mut reader, &mut core, has_limits)?;
     read_tenants(&mut reader, &mut core)?;
     read_nodes(&mut reader, &mut core)?;
     read_segments(&mut reader, &mut core)?;
@@ -283,19 +287,24 @@ fn read(bytes: &[u8], shards: &Shards) -> Result<Core, RestoreError> {
     Ok(core)
 }
 
-fn read_head(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreError> {
+fn read_head(reader: &mut Reader<'_>, core: &mut Core, has_limits: bool) -> Result<(), RestoreError> {
     let applied = reader.byte("applied")? != 0;
     let position = (reader.varint("applied index")?, reader.varint("applied term")?);
     core.applied = applied.then_some(position);
     core.advance_clock(LogTime(reader.varint("log time")?));
     core.digest.sub(|c| c.config(&core.config));
+    let plain = Config::default();
     core.config = ConfigState {
         config: Config {
             lease_ttl_max_ms: reader.varint("lease ttl")?,
             put_start_discard_timeout_ms: reader.varint("discard timeout")?,
             objects_max: reader.varint("objects max")?,
-            granted_bytes_min: reader.varint("granted bytes")?,
-            hard_pinned_percent_max: reader.varint("hard-pinned percent")?,
+            granted_bytes_min: if has_limits { reader.varint("granted bytes")? } else { plain.granted_bytes_min },
+            hard_pinned_percent_max: if has_limits {
+                reader.varint("hard-pinned percent")?
+            } else {
+                plain.hard_pinned_percent_max
+            },
             strategy: choice(reader, "strategy", &Strategy::ALL)?,
             secret: Secret(reader.array("secret")?),
         },

@@ -2,9 +2,10 @@
 
 use super::world::{HISTORY, World, drain, end};
 use crate::directory::core::OpenPut;
+use crate::directory::varint::put_varint;
 use crate::directory::{
-    CreateTask, DataType, Directory, Entry, FrozenDirectory, GroupView, Op, PutEnd, PutStart, Quota, ReplicaEnd,
-    ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId, TaskState, TenantId, Turn,
+    Config, ConfigState, CreateTask, DataType, Directory, Entry, FrozenDirectory, GroupView, Op, PutEnd, PutStart,
+    Quota, ReplicaEnd, ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId, TaskState, TenantId, Turn,
 };
 use bytes::Bytes;
 use tidepool_proto::{History, ObjectId};
@@ -99,6 +100,36 @@ fn a_restored_state_is_the_state() {
     assert_eq!(restored.group(TenantId::DEFAULT, b"g", &[]), Some(GroupView { members: 1, whole: false }));
     assert_eq!(restored.checkpoint(), Some((5, 6)));
     assert_eq!(bytes_of(&restored.freeze()), bytes_of(&world.directory.freeze()));
+}
+
+/// A snapshot of the version before the limits on what is granted and pinned has their defaults, and its digest.
+#[test]
+fn a_snapshot_of_the_version_before_is_read() {
+    let world = busy();
+    let bytes = bytes_of(&world.directory.freeze());
+    let mut limits = Vec::new();
+    put_varint(&mut limits, Config::default().granted_bytes_min);
+    put_varint(&mut limits, Config::default().hard_pinned_percent_max);
+    let at = bytes.windows(limits.len()).position(|window| window == limits).expect("they are in the head");
+    let mut before = [&bytes[..at], &bytes[at + limits.len()..bytes.len() - 16]].concat();
+    before[7] = 1;
+    let checksum = xxhash_rust::xxh3::xxh3_128(&before);
+    before.extend_from_slice(&checksum.to_le_bytes());
+    let directory = Directory::new(HISTORY);
+    directory.restore(&mut &before[..]).unwrap();
+    assert_eq!(directory.digest(), world.directory.digest());
+    assert_eq!(bytes_of(&directory.freeze()), bytes);
+    // Other limits are in the digest.
+    let config = |percent| ConfigState {
+        config: Config { hard_pinned_percent_max: percent, ..Config::default() },
+        ..ConfigState::default()
+    };
+    let digest = |percent| {
+        let mut digest = crate::directory::digest::Digest::default();
+        digest.add(|c| c.config(&config(percent)));
+        digest.sum()
+    };
+    assert_ne!(digest(89), digest(90));
 }
 
 /// M5: what is written later is the state at the freeze. Fails when `record_mut`, `insert` or `remove` does not note the
