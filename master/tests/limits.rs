@@ -60,8 +60,8 @@ async fn store(client: &mut Client, node: &Datanode, name: &str, count: usize) {
     }
 }
 
-/// Each holds a part of the pool that cannot be evicted before it is ended, and waits for the other's. Fails, by its
-/// deadline, when a call holds what it was granted until all of it is settled (tried).
+/// Each holds a part of the pool that cannot be evicted before it is ended, and waits for the others' and its own. Fails, by
+/// its deadline, when a call holds what it was granted until all of it is settled (tried).
 #[tokio::test]
 async fn batches_that_cannot_all_be_granted_do_not_wait_for_each_other() {
     let quorum = Quorum::start(|_| {}).await;
@@ -72,7 +72,8 @@ async fn batches_that_cannot_all_be_granted_do_not_wait_for_each_other() {
     }
     let stores = clients.iter_mut().enumerate().map(|(i, client)| {
         let (node, name) = (&node, ["a", "b", "c"][i]);
-        async move { store(client, node, name, 30).await }
+        // More than the pool holds: a part is granted, and has to be ended before there is room for the rest.
+        async move { store(client, node, name, 60).await }
     });
     tokio::time::timeout(Duration::from_secs(40), join_all(stores)).await.expect("nobody waits for another");
 }
