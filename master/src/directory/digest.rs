@@ -11,7 +11,11 @@ use super::sessions::Session;
 use super::space::{Retired, Segment, Space};
 use super::tasks::Task;
 use super::tenants::Tenant;
-use super::{limits::ConfigState, nodes::Node, objects::Record};
+use super::{
+    limits::{Config, ConfigState},
+    nodes::Node,
+    objects::Record,
+};
 use super::{
     op::{SessionId, TaskId},
     outcome::{Answered, Removal},
@@ -99,12 +103,18 @@ impl Canonical {
         self.number(state.config.lease_ttl_max_ms);
         self.number(state.config.put_start_discard_timeout_ms);
         self.number(state.config.objects_max);
-        self.number(state.config.granted_bytes_min);
-        self.number(state.config.hard_pinned_percent_max);
         self.0.push(state.config.strategy as u8);
         self.0.extend_from_slice(&state.config.secret.0);
         self.number(state.lease_ttl_max_before_ms);
         self.number(state.lease_ttl_lowered_at.0);
+        // Left out at their defaults, as by those that do not know them.
+        let Config { granted_bytes_min, hard_pinned_percent_max, .. } = Config::default();
+        if (state.config.granted_bytes_min, state.config.hard_pinned_percent_max)
+            != (granted_bytes_min, hard_pinned_percent_max)
+        {
+            self.number(state.config.granted_bytes_min);
+            self.number(state.config.hard_pinned_percent_max);
+        }
     }
 
     pub(super) fn checkpoint(&mut self, index: u64, digest: u128) {

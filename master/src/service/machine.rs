@@ -66,10 +66,10 @@ impl Machine {
         &self.evictor
     }
 
-    /// What was applied since the last call.
+    /// What was applied and not yet taken out. Nothing is applied while it is held.
     #[cfg(test)]
-    pub fn take_applied(&self) -> Vec<AppliedEntry> {
-        std::mem::take(&mut *self.history.lock())
+    pub fn history(&self) -> parking_lot::MutexGuard<'_, Vec<AppliedEntry>> {
+        self.history.lock()
     }
 
     /// Metrics of the auditor.
@@ -108,6 +108,8 @@ impl StateMachine for Machine {
     fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<Vec<Outcome>, MachineError> {
         let entry = Entry::decode(payload)
             .map_err(|e| MachineError::new(format!("entry {at} cannot be decoded: {e}; is this binary too old?")))?;
+        #[cfg(test)]
+        let mut history = self.history.lock();
         let audits = entry.ops.iter().any(|op| matches!(op, Op::Audit));
         let began = audits.then(Instant::now);
         let outcomes = self.directory.apply_entry(at.index, at.term, &entry);
@@ -120,7 +122,7 @@ impl StateMachine for Machine {
             return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
         }
         #[cfg(test)]
-        self.history.lock().push((at.index, payload.to_vec(), outcomes.clone()));
+        history.push((at.index, payload.to_vec(), outcomes.clone()));
         self.evictor.changed(self.directory.take_changes());
         self.ops.fetch_add(entry.ops.len() as u64, Ordering::Relaxed);
         self.entries.fetch_add(1, Ordering::Relaxed);
@@ -136,9 +138,9 @@ impl StateMachine for Machine {
     }
 
     fn skip(&self, at: LogPosition) {
-        self.directory.skip(at.index, at.term);
         #[cfg(test)]
         self.history.lock().push((at.index, Vec::new(), Vec::new()));
+        self.directory.skip(at.index, at.term);
         self.advance(at);
     }
 

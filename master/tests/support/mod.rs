@@ -26,6 +26,14 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
+impl Drop for Quorum {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(self.master.readiness().audit_violations, 0, "the auditor found what the test did not");
+        }
+    }
+}
+
 impl Quorum {
     pub async fn start(adjust: impl FnOnce(&mut MasterOptions)) -> Quorum {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -34,6 +42,8 @@ impl Quorum {
         let mut options =
             MasterOptions::new(NodeId(1), dir.path().to_owned(), address.clone(), address.clone(), members);
         options.lease_ttl_max = Duration::from_secs(10);
+        // Often, so that every test is audited while it runs.
+        options.audit_interval = Duration::from_millis(20);
         adjust(&mut options);
         let master = Master::start(options, LogFilter::fixed()).await.expect("a quorum of one starts");
         let quorum = Quorum { master, uri: address.to_uri(), _dir: dir };

@@ -126,6 +126,22 @@ fn every_choice_round_trips() {
     assert_eq!(Entry::decode(&entry.encode().unwrap()).unwrap(), entry);
 }
 
+/// The form of SetConfig before the limits on what is granted and pinned.
+#[test]
+fn a_configuration_of_the_version_before_has_their_defaults() {
+    let config = Config { objects_max: 7, strategy: Strategy::Random, secret: Secret([9; 32]), ..Config::default() };
+    let mut op = Vec::new();
+    crate::directory::encode_op(&Op::SetConfig(config), &mut op);
+    let mut limits = vec![32];
+    crate::directory::varint::put_varint(&mut limits, config.granted_bytes_min);
+    crate::directory::varint::put_varint(&mut limits, config.hard_pinned_percent_max);
+    assert!(op.starts_with(&limits));
+    let before = [&[17], &op[limits.len()..]].concat();
+    let mut builder = EntryBuilder::new(FEATURE_LEVEL);
+    builder.push_encoded(&before).unwrap();
+    assert_eq!(Entry::decode(&builder.finish(LogTime(0))).unwrap().ops, [Op::SetConfig(config)]);
+}
+
 #[test]
 fn every_cut_is_an_error() {
     let bytes = Entry { feature_level: 1, log_time: LogTime(1), ops: one_of_each() }.encode().unwrap();

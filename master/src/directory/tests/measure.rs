@@ -126,3 +126,29 @@ fn measure_bytes_an_object_and_us_an_op() {
     println!("{} ms a restore, all threads", start.elapsed().as_millis());
     assert_eq!(restored.digest(), directory.digest());
 }
+
+/// What a step of the auditor holds apply up for, with 10^6 objects of which some are in groups.
+#[test]
+#[ignore = "measures; run alone"]
+fn measure_a_step_of_the_auditor() {
+    let directory = Directory::new(HISTORY);
+    let mut index = 0;
+    let extent = tidepool_proto::object::extent_bytes(LENGTH);
+    let session = prepare(&directory, &mut index, 8, (OBJECTS + OPS as u64) * extent / 8);
+    put_all(&directory, &mut index, session, 0..OBJECTS, false);
+    for pass in 1..=3 {
+        let (mut steps, mut longest, mut all) = (0u64, 0, 0);
+        while directory.audit_progress().passes < pass {
+            let (wall, before) = (clock(), cpu_ns());
+            apply(&directory, &mut index, vec![Op::Audit]);
+            let (cpu, wall) = (cpu_ns() - before, wall.elapsed().as_nanos() as u64);
+            (steps, longest, all) = (steps + 1, longest.max(cpu.min(wall)), all + cpu);
+        }
+        println!(
+            "{steps} steps a pass, {:.2} ms a step, the longest {:.2} ms of CPU",
+            all as f64 / steps as f64 / 1e6,
+            longest as f64 / 1e6
+        );
+    }
+    assert_eq!(directory.take_violations(), []);
+}

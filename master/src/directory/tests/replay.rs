@@ -3,8 +3,8 @@
 use super::world::{HISTORY, World, drain, end};
 use crate::directory::core::OpenPut;
 use crate::directory::{
-    CreateTask, DataType, Directory, Entry, FrozenDirectory, GroupView, Op, PutEnd, PutStart, Quota, ReplicaEnd,
-    ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId, TaskState, TenantId, Turn,
+    Config, ConfigState, CreateTask, DataType, Directory, Entry, FrozenDirectory, GroupView, Op, PutEnd, PutStart,
+    Quota, ReplicaEnd, ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId, TaskState, TenantId, Turn,
 };
 use bytes::Bytes;
 use tidepool_proto::ObjectId;
@@ -99,6 +99,21 @@ fn a_restored_state_is_the_state() {
     assert_eq!(restored.group(TenantId::DEFAULT, b"g", &[]), Some(GroupView { members: 1, whole: false }));
     assert_eq!(restored.checkpoint(), Some((5, 6)));
     assert_eq!(bytes_of(&restored.freeze()), bytes_of(&world.directory.freeze()));
+}
+
+/// The defaults of later settings are as if they were not there, so that older states keep their digest.
+#[test]
+fn other_limits_are_in_the_digest() {
+    let config = |percent| ConfigState {
+        config: Config { hard_pinned_percent_max: percent, ..Config::default() },
+        ..ConfigState::default()
+    };
+    let digest = |percent| {
+        let mut digest = crate::directory::digest::Digest::default();
+        digest.add(|c| c.config(&config(percent)));
+        digest.sum()
+    };
+    assert_ne!(digest(89), digest(90));
 }
 
 /// M5: what is written later is the state at the freeze. Fails when `record_mut`, `insert` or `remove` does not note the
