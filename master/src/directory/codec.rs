@@ -11,7 +11,7 @@
 use super::digest::soft_pin_parts;
 use super::limits::{Config, FEATURE_LEVEL, Strategy};
 use super::op::{
-    Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
+    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
     ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Turn,
 };
 use super::tasks::TaskState;
@@ -54,6 +54,10 @@ mod tag {
     pub(super) const COPY_END: u8 = 24;
     pub(super) const CREATE_TASK: u8 = 25;
     pub(super) const END_TASK: u8 = 26;
+    pub(super) const DROP_EXTRA: u8 = 30;
+    pub(super) const CLEAR_REPLICAS: u8 = 31;
+    /// As COPY_START, which is no longer written, with the number of replicas it may make.
+    pub(super) const COPY_START_UP_TO: u8 = 32;
 }
 
 /// Ops being gathered into an entry. Ops may be encoded elsewhere (`encode_op`) and only copied here.
@@ -235,11 +239,24 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             put_varint(out, replica.0);
         }
         Op::CopyStart(copy) => {
-            out.push(tag::COPY_START);
+            out.push(tag::COPY_START_UP_TO);
             put_varint(out, copy.object.0);
             put_varint(out, copy.instead_of.map_or(0, |r| r.0));
             put_ids(out, copy.targets.iter().map(|s| s.0));
             put_varint(out, copy.task.0);
+            out.push(copy.up_to);
+        }
+        Op::DropExtra { object, replica } => {
+            out.push(tag::DROP_EXTRA);
+            put_varint(out, object.0);
+            put_varint(out, replica.0);
+        }
+        Op::ClearReplicas(clear) => {
+            out.push(tag::CLEAR_REPLICAS);
+            put_varint(out, clear.session.0);
+            put_turn(out, clear.turn);
+            put_varint(out, clear.object.0);
+            put_ids(out, clear.replicas.iter().map(|r| r.0));
         }
         Op::CopyEnd { replica, end } => {
             out.push(tag::COPY_END);
@@ -426,11 +443,20 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
             object: ObjectId(reader.varint("object id")?),
             replica: ReplicaId(reader.varint("replica id")?),
         },
-        tag::COPY_START => Op::CopyStart(CopyStart {
+        tag::COPY_START => Op::CopyStart(copy_start(reader)?),
+        tag::COPY_START_UP_TO => {
+            let copy = copy_start(reader)?;
+            Op::CopyStart(CopyStart { up_to: reader.byte("number of replicas")?, ..copy })
+        }
+        tag::DROP_EXTRA => Op::DropExtra {
             object: ObjectId(reader.varint("object id")?),
-            instead_of: Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0),
-            targets: reader.ids("target segments", SegmentId)?.into(),
-            task: TaskId(reader.varint("task id")?),
+            replica: ReplicaId(reader.varint("replica id")?),
+        },
+        tag::CLEAR_REPLICAS => Op::ClearReplicas(ClearReplicas {
+            session: SessionId(reader.varint("session")?),
+            turn: turn(reader)?,
+            object: ObjectId(reader.varint("object id")?),
+            replicas: reader.ids("replica ids", ReplicaId)?.into(),
         }),
         tag::COPY_END => Op::CopyEnd { replica: ReplicaId(reader.varint("replica id")?), end: replica_end(reader)? },
         tag::CREATE_TASK => Op::CreateTask(CreateTask {
@@ -460,6 +486,16 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
             digest: u128::from_le_bytes(reader.array("checkpoint digest")?),
         },
         other => return Err(DecodeError::Unknown { what: "op tag", value: other.into() }),
+    })
+}
+
+fn copy_start(reader: &mut Reader<'_>) -> Result<CopyStart, DecodeError> {
+    Ok(CopyStart {
+        object: ObjectId(reader.varint("object id")?),
+        instead_of: Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0),
+        targets: reader.ids("target segments", SegmentId)?.into(),
+        task: TaskId(reader.varint("task id")?),
+        up_to: 0,
     })
 }
 

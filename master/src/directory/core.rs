@@ -37,8 +37,9 @@ pub(super) struct Core {
     pub(super) groups: Groups,
     pub(super) copies: Copies,
     pub(super) tasks: Tasks,
-    /// COMPLETE objects with fewer replicas than their put made; follow from the records.
+    /// COMPLETE objects with fewer replicas than are wanted, and those with more; follow from the records.
     pub(super) degraded: BTreeSet<ObjectId>,
+    pub(super) extra: BTreeSet<ObjectId>,
     pub(super) retired: BTreeMap<ReplicaId, Retired>,
     /// The unclean ones of `retired`, by node.
     pub(super) unclean: BTreeSet<(NodeId, ReplicaId)>,
@@ -87,6 +88,7 @@ impl Core {
             copies: Copies::default(),
             tasks: Tasks::default(),
             degraded: BTreeSet::new(),
+            extra: BTreeSet::new(),
             retired: BTreeMap::new(),
             unclean: BTreeSet::new(),
             digest,
@@ -99,12 +101,15 @@ impl Core {
         self.digest.sum().wrapping_add(self.space.digest())
     }
 
-    /// Notes whether an object has fewer replicas than its put made.
+    /// Notes whether an object has fewer or more replicas than are wanted.
     pub(super) fn note_copies(&mut self, record: &Record) {
-        if record.is_complete() && record.replicas.len() < usize::from(record.copies) {
-            self.degraded.insert(record.object);
-        } else {
-            self.degraded.remove(&record.object);
+        let (held, wanted) = (record.replicas.len(), usize::from(record.asked.wanted()));
+        for (set, belongs) in [(&mut self.degraded, held < wanted), (&mut self.extra, held > wanted)] {
+            if record.is_complete() && belongs {
+                set.insert(record.object);
+            } else {
+                set.remove(&record.object);
+            }
         }
     }
 

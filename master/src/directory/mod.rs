@@ -26,8 +26,10 @@ pub mod op;
 pub mod outcome;
 mod placement;
 mod read;
+mod replication;
 mod sessions;
 mod snapshot;
+mod snapshot_tasks;
 mod space;
 mod tasks;
 mod tenants;
@@ -41,7 +43,7 @@ pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use frozen::FrozenDirectory;
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{
-    Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
+    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
     ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token, Turn, Uuid,
 };
 pub use outcome::{Answered, Grant, GrantedReplica, Outcome, Removal};

@@ -4,20 +4,19 @@
 //! not written: they follow from the rest, and the stored digest (which covers them) must come out again.
 
 use super::Directory;
-use super::codec::{choice, small, soft_pin, tenant};
-use super::copies::OpenCopy;
+use super::codec::{choice, soft_pin, tenant};
 use super::core::{Core, OpenPut};
 use super::digest::{answered_parts, soft_pin_parts};
 use super::free_space::FreeSpace;
 use super::frozen::{FrozenDirectory, Objects, References, Source};
 use super::limits::{Config, ConfigState, SHARDS, Strategy};
 use super::nodes::{EARLIER_PROCESSES_MAX, Node};
-use super::objects::{Record, Replica, Shards};
-use super::op::{Contact, DataType, Quota, SessionId, TaskId, TaskKind, TenantId};
+use super::objects::{Asked, Record, Replica, Shards};
+use super::op::{Contact, DataType, Quota, SessionId, TenantId};
 use super::outcome::{Answered, Removal};
 use super::sessions::Session;
+use super::snapshot_tasks::{read_copies, read_tasks, write_copies, write_tasks};
 use super::space::{Retired, Segment, Use};
-use super::tasks::{Task, TaskState};
 use super::varint::{DecodeError, Reader, put_bytes, put_varint};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +28,7 @@ use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 use xxhash_rust::xxh3::xxh3_128;
 
-pub(super) const MAGIC: [u8; 8] = *b"TPDIR\0\0\x01";
+pub(super) const MAGIC: [u8; 8] = *b"TPDIR\0\0\x02";
 const TRAILER_BYTES: usize = 32;
 /// Why a snapshot was not installed. The state is as before.
 #[derive(Debug, thiserror::Error)]
@@ -174,7 +173,8 @@ pub(super) fn write_object(references: &References, record: &Record, out: &mut V
     put_varint(out, record.length);
     put_varint(out, record.started.0);
     put_varint(out, record.stored_slots.into());
-    out.push(record.granted);
+    out.push(record.asked.granted());
+    out.push(record.asked.wanted());
     out.push(record.copies);
     out.push(record.data_type.0);
     out.push(record.hard_pinned.into());
@@ -215,35 +215,8 @@ fn write_retired(core: &Core, out: &mut Vec<u8>) {
         put_varint(out, group.lost.len() as u64);
         group.lost.iter().for_each(|key| put_bytes(out, key));
     }
-    put_varint(out, core.copies.by_replica.len() as u64);
-    for (replica, copy) in &core.copies.by_replica {
-        put_varint(out, replica.0);
-        put_varint(out, copy.object.0);
-        put_varint(out, copy.instead_of.map_or(0, |r| r.0));
-        put_varint(out, core.space.segment(copy.segment).id.0);
-        put_varint(out, copy.offset);
-        put_varint(out, copy.started.0);
-        put_varint(out, copy.task.0);
-    }
-    put_varint(out, core.tasks.by_id.len() as u64);
-    for (id, task) in &core.tasks.by_id {
-        put_varint(out, id.0);
-        out.push(task.kind as u8);
-        out.push(task.state as u8);
-        out.push(task.unmount.into());
-        out.extend_from_slice(&task.token);
-        put_varint(out, task.object.0);
-        for segments in [&task.sources, &task.targets] {
-            put_varint(out, segments.len() as u64);
-            segments.iter().for_each(|segment| put_varint(out, segment.0));
-        }
-        put_varint(out, task.concurrency.into());
-        put_varint(out, task.created.0);
-        put_varint(out, task.ended.0);
-        put_varint(out, task.done);
-        put_varint(out, task.left);
-        put_bytes(out, task.message.as_bytes());
-    }
+    write_copies(core, out);
+    write_tasks(core, out);
 }
 
 /// Reads a whole snapshot into a new core and empty shards.
@@ -413,6 +386,7 @@ fn read_sessions(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), Restore
                 (2, _) => Answered::Removal(Removal::NotReady),
                 (3, objects) => Answered::Removed { objects },
                 (4, object) => Answered::Upsert(ObjectId(object)),
+                (5, cleared) => Answered::Cleared(cleared != 0),
                 (other, _) => return Err(DecodeError::Unknown { what: "outcome", value: other.into() }.into()),
             };
             core.digest.add(|c| c.answered(id, sequence, answered));
@@ -438,7 +412,11 @@ fn read_object(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Res
         extras: None,
         tenant: owner,
         stored_slots: reader.varint("stored slots")? as u16,
-        granted: reader.byte("granted")?,
+        asked: {
+            let (granted, wanted) = (reader.byte("granted")?, reader.byte("wanted")?);
+            let many = || RestoreError::Inconsistent(format!("object {object} wants {wanted} of {granted} replicas"));
+            Asked::of(wanted, granted).ok_or_else(many)?
+        },
         copies: reader.byte("copies")?,
         data_type: DataType(reader.byte("data type")?),
         hard_pinned: reader.byte("hard pin")? != 0,
@@ -515,7 +493,7 @@ fn read_open(reader: &mut Reader<'_>) -> Result<OpenPut, RestoreError> {
 }
 
 /// Reads where a replica lies and takes its extent.
-fn read_extent(
+pub(super) fn read_extent(
     reader: &mut Reader<'_>,
     core: &mut Core,
     bytes: u64,
@@ -557,61 +535,6 @@ fn read_retired(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreE
             core.digest.add(|c| c.lost_member(&name, key));
             group.lost.insert(key.into());
         }
-    }
-    Ok(())
-}
-
-fn read_copies(reader: &mut Reader<'_>, core: &mut Core, shards: &Shards) -> Result<(), RestoreError> {
-    for _ in 0..reader.count(7, "copies")? {
-        let replica = ReplicaId(reader.varint("replica id")?);
-        let object = ObjectId(reader.varint("object id")?);
-        let instead_of = Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0);
-        let Some(&at) = core.index.get(&object) else {
-            return Err(RestoreError::Inconsistent(format!("copy {replica} is of an object that is not there")));
-        };
-        let record = shards.with(at, Record::clone).expect("the index names a record");
-        let (bytes, tenant) = (record.extent_bytes(), record.tenant);
-        if !record.is_complete() {
-            return Err(RestoreError::Inconsistent(format!("copy {replica} is of an object that is being put")));
-        }
-        let (segment, offset) = read_extent(reader, core, bytes, Use::Processing, replica)?;
-        core.space.note_used(segment, offset, at);
-        let started = LogTime(reader.varint("started")?);
-        let task = TaskId(reader.varint("task id")?);
-        let copy = OpenCopy { object, instead_of, segment, offset, bytes, started, task };
-        if core.copies.by_replica.contains_key(&replica) {
-            return Err(RestoreError::Inconsistent(format!("copy {replica} comes twice")));
-        }
-        core.tenants.get_mut(tenant).expect("an object's tenant is registered").bytes += bytes;
-        core.copies.insert(replica, copy);
-        core.digest.add(|c| c.copy(replica, &copy, &core.space));
-    }
-    Ok(())
-}
-
-fn read_tasks(reader: &mut Reader<'_>, core: &mut Core) -> Result<(), RestoreError> {
-    for _ in 0..reader.count(26, "tasks")? {
-        let id = TaskId(reader.varint("task id")?);
-        let task = Task {
-            kind: choice(reader, "task kind", &[TaskKind::Copy, TaskKind::Move, TaskKind::Drain])?,
-            state: choice(reader, "task state", &TaskState::ALL)?,
-            unmount: reader.byte("unmount")? != 0,
-            token: reader.array("token")?,
-            object: ObjectId(reader.varint("object id")?),
-            sources: reader.ids("source segments", SegmentId)?,
-            targets: reader.ids("target segments", SegmentId)?,
-            concurrency: small(reader, "concurrency")?,
-            created: LogTime(reader.varint("created")?),
-            ended: LogTime(reader.varint("ended")?),
-            done: reader.varint("done")?,
-            left: reader.varint("left")?,
-            message: reader.text("message")?.into(),
-        };
-        if core.tasks.by_id.contains_key(&id) || core.tasks.by_token(&task.token).is_some() {
-            return Err(RestoreError::Inconsistent(format!("task {id} comes twice")));
-        }
-        core.digest.add(|c| c.task(id, &task));
-        core.tasks.insert(id, task);
     }
     Ok(())
 }

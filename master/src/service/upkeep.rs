@@ -11,6 +11,7 @@ use super::core::{Service, unexpected};
 use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
 use super::recency;
 use super::room;
+use super::{healing, hot};
 use super::tasks;
 use super::tenure::Tenure;
 use crate::directory::{Contact, NodeView, Op, Outcome, SessionId};
@@ -45,7 +46,8 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         move || wake.clone().copy_ended(),
         |s, t| async move { tasks::work(&s, &t).await },
     );
-    every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { tasks::heal(&s, &t).await });
+    every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { healing::heal(&s, &t).await });
+    every(service, tenure, hot::interval(service), "hot", |s, t| async move { hot::work(&s, &t).await });
     let sessions_interval =
         (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);
     every(service, tenure, sessions_interval, "sessions", |s, t| async move { expire_sessions(&s, &t).await });
