@@ -102,7 +102,10 @@ async fn drain_jobs_are_asked_for_at_any_master() {
             (job["status_name"] != "RUNNING").then_some(job)
         })
         .await;
-        assert_eq!((&job["status_name"], &job["status"], &job["left_units"]), (&"SUCCEEDED".into(), &3.into(), &0.into()));
+        assert_eq!(
+            (&job["status_name"], &job["status"], &job["left_units"]),
+            (&"SUCCEEDED".into(), &3.into(), &0.into())
+        );
         assert!(job["succeeded_units"].as_u64() > Some(0) && job["migrated_bytes"].as_u64() > Some(0), "{job}");
         let (_, all) = http(master, "GET", "/api/v1/drain_jobs", "");
         assert_eq!(all["jobs"].as_array().map(Vec::len), Some(1));

@@ -165,8 +165,7 @@ impl Matcher {
                     floor: self.sequences.floor(),
                 })
             };
-            let may_send =
-                |leader: &Leader, uncertain: bool| range.may_send("a clear of replicas", leader, uncertain);
+            let may_send = |leader: &Leader, uncertain: bool| range.may_send("a clear of replicas", leader, uncertain);
             let answer = self.caller.call_while("replica_clear", deadline, clear, may_send);
             let answer = answer.await.map_err(|f| f.error).and_then(|answer| match answer.body {
                 client_response::Body::ReplicaClear(done) if done.cleared.len() == chunk.len() => Ok(done.cleared),

@@ -11,8 +11,8 @@
 use super::digest::soft_pin_parts;
 use super::limits::{Config, FEATURE_LEVEL, Strategy};
 use super::op::{
-    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Turn,
+    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Turn,
 };
 use super::tasks::TaskState;
 pub use super::varint::DecodeError;

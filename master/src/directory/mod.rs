@@ -43,8 +43,9 @@ pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use frozen::FrozenDirectory;
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{
-    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token, Turn, Uuid,
+    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token,
+    Turn, Uuid,
 };
 pub use outcome::{Answered, Grant, GrantedReplica, Outcome, Removal};
 pub use snapshot::RestoreError;

@@ -8,8 +8,8 @@ use super::sessions::Session;
 use super::space::Segment;
 use super::tenants::Tenant;
 use super::view::{
-    Change, Counts, GroupView, ListFilter, ListPage, ListedObject, NodeView, ObjectView, RetiredView,
-    SegmentView, SessionView, TenantView,
+    Change, Counts, GroupView, ListFilter, ListPage, ListedObject, NodeView, ObjectView, RetiredView, SegmentView,
+    SessionView, TenantView,
 };
 use super::{ConfigState, Directory};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};

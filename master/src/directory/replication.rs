@@ -14,7 +14,12 @@ impl Directory {
     pub fn copies(&self, after: Option<ReplicaId>, limit: usize) -> Vec<CopyView> {
         let core = self.core.read();
         let from = after.map_or(ReplicaId(0), |id| ReplicaId(id.0.saturating_add(1)));
-        core.copies.by_replica.range(from..).take(limit).map(|(&replica, copy)| copy_view(&core, replica, copy)).collect()
+        core.copies
+            .by_replica
+            .range(from..)
+            .take(limit)
+            .map(|(&replica, copy)| copy_view(&core, replica, copy))
+            .collect()
     }
 
     /// One copy under way.

@@ -29,11 +29,7 @@ const SOURCE_LEASE_MS: u64 = 5_000;
 const OWN_ACCOUNT: u64 = u64::MAX;
 
 /// Starts copies in one proposal; an answer each. Their datanodes are told at once.
-pub async fn start(
-    service: &Service,
-    tenure: &Tenure,
-    copies: &[CopyStart],
-) -> Result<Vec<Result<(), Error>>, Error> {
+pub async fn start(service: &Service, tenure: &Tenure, copies: &[CopyStart]) -> Result<Vec<Result<(), Error>>, Error> {
     if copies.is_empty() {
         return Ok(Vec::new());
     }
@@ -201,7 +197,8 @@ pub async fn give_up(service: &Arc<Service>, tenure: &Tenure) -> Result<(), Erro
     if late.is_empty() {
         return Ok(());
     }
-    late.iter().for_each(|copy| tenure.attempts.copy_failed(copy, "the datanode did not report in time", tenure.now_ms()));
+    late.iter()
+        .for_each(|copy| tenure.attempts.copy_failed(copy, "the datanode did not report in time", tenure.now_ms()));
     let end = |copy: &CopyView| Op::CopyEnd { replica: copy.replica, end: ReplicaEnd::Unknown };
     let ops: Vec<Op<'_>> = late.iter().map(end).collect();
     service.metrics().copies.with_label_values(&["given_up"]).inc_by(ops.len() as u64);

@@ -127,7 +127,10 @@ impl Service {
         let status = self.node.status();
         let mut voters = status.members.iter().filter(|m| m.voter).map(|m| m.member.node_id);
         // Who is the whole quorum is cut off from nobody, and hears from nobody while it is idle.
-        if status.leadership.role == Role::Leader && voters.next() == Some(self.options.node_id) && voters.next().is_none() {
+        if status.leadership.role == Role::Leader
+            && voters.next() == Some(self.options.node_id)
+            && voters.next().is_none()
+        {
             return true;
         }
         status.quorum_confirmed_ago.is_some_and(|ago| ago <= 2 * self.options.election.timeout_max())

@@ -88,7 +88,6 @@ fn missing(service: &Service, pool: &Pool, object: ObjectId, planned: u64) -> Op
     if !is_lost && planned + bytes > pool.spare || service.directory().copies_of(object) > 0 {
         return None;
     }
-    let copy =
-        CopyStart { object, instead_of: None, targets: SmallVec::new(), task: TaskId(0), up_to: wanted as u8 };
+    let copy = CopyStart { object, instead_of: None, targets: SmallVec::new(), task: TaskId(0), up_to: wanted as u8 };
     Some((copy, bytes))
 }

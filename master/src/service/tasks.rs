@@ -13,7 +13,9 @@ use super::copying::start;
 use super::core::{Service, unexpected, uuid};
 use super::room::{self, Wanted};
 use super::tenure::Tenure;
-use crate::directory::{CopyStart, CopyView, CreateTask, ObjectState, Op, Outcome, Task, TaskId, TaskKind, TaskState, TenantId};
+use crate::directory::{
+    CopyStart, CopyView, CreateTask, ObjectState, Op, Outcome, Task, TaskId, TaskKind, TaskState, TenantId,
+};
 
 /// How often tasks are looked at.
 pub const INTERVAL: Duration = Duration::from_millis(100);

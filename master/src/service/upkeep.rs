@@ -11,9 +11,9 @@ use super::core::{Service, unexpected};
 use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
 use super::recency;
 use super::room;
-use super::{healing, hot};
 use super::tasks;
 use super::tenure::Tenure;
+use super::{healing, hot};
 use crate::directory::{Contact, NodeView, Op, Outcome, SessionId};
 
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);

@@ -16,8 +16,8 @@ use super::op::{Entry, Op, TenantId};
 use super::outcome::Outcome;
 use super::topology::Topology;
 use super::view::Change;
-use release::Dropped;
 use parking_lot::RwLock;
+use release::Dropped;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{Error, ErrorCode, ObjectId, OpId};
 

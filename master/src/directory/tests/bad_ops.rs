@@ -7,8 +7,8 @@ use crate::directory::limits::{
     TASK_MESSAGE_BYTES_MAX, TASKS_RUNNING_MAX, TENANT_NAME_BYTES_MAX, TENANTS_MAX, VICTIMS_PER_OP_MAX,
 };
 use crate::directory::{
-    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, Outcome, PutEnd, PutStart, Quota, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TaskState, TenantId, Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, Outcome, PutEnd, PutStart, Quota, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TaskState, TenantId, Turn,
 };
 use tidepool_proto::capability::Secret;
 use tidepool_proto::keys::KEY_BYTES_MAX;
@@ -429,13 +429,8 @@ fn replicas_copies_and_tasks_are_bounded() {
     let grant = world.start_copies(session, "most", 14);
     world.ended(session, &grant);
     let first = world.copy(grant.object, None, &[], TaskId(0)).unwrap();
-    let op = |instead_of, object| CopyStart {
-        object,
-        instead_of,
-        targets: Default::default(),
-        task: TaskId(0),
-        up_to: 0,
-    };
+    let op =
+        |instead_of, object| CopyStart { object, instead_of, targets: Default::default(), task: TaskId(0), up_to: 0 };
     let message = world.refused(Op::CopyStart(op(None, grant.object)), ErrorCode::InvalidParams);
     assert!(message.contains("15 replicas"), "{message}");
     world.end_copy(first.replica, ReplicaEnd::Stored);

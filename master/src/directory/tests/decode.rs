@@ -2,9 +2,9 @@
 
 use super::world::World;
 use crate::directory::{
-    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, DecodeError, Entry, EntryBuilder, FEATURE_LEVEL, Op, PutEnd,
-    PutStart, Quota, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy,
-    TaskId, TaskKind, TaskState, TenantId, Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, DecodeError, Entry, EntryBuilder, FEATURE_LEVEL,
+    Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction,
+    Strategy, TaskId, TaskKind, TaskState, TenantId, Turn,
 };
 use proptest::prelude::*;
 use tidepool_proto::capability::Secret;

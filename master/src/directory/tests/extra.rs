@@ -3,8 +3,8 @@
 use super::replay::{replay, restored};
 use super::world::{World, drain};
 use crate::directory::{
-    ClearReplicas, CopyStart, CreateTask, Op, Outcome, PutStart, ReplicaEnd, ReplicaMode, SessionId, TaskId,
-    TaskKind, TaskState, Turn,
+    ClearReplicas, CopyStart, CreateTask, Op, Outcome, PutStart, ReplicaEnd, ReplicaMode, SessionId, TaskId, TaskKind,
+    TaskState, Turn,
 };
 use tidepool_proto::{ErrorCode, ObjectId, ReplicaId};
 
@@ -115,13 +115,8 @@ fn what_a_task_copies_is_wanted() {
 fn a_repeated_start_of_a_copy_makes_one() {
     let (mut world, _, session) = World::with_nodes(4, 1 << 16);
     let object = world.put(session, "k", 100).object;
-    let start = Op::CopyStart(CopyStart {
-        object,
-        instead_of: None,
-        targets: Default::default(),
-        task: NO_TASK,
-        up_to: 2,
-    });
+    let start =
+        Op::CopyStart(CopyStart { object, instead_of: None, targets: Default::default(), task: NO_TASK, up_to: 2 });
     let Outcome::CopyGranted(granted) = world.one(start.clone()) else { panic!("not granted") };
     world.refused(start.clone(), ErrorCode::ReplicaAlreadyExists);
     world.end_copy(granted.replica, ReplicaEnd::Stored);

@@ -3,9 +3,9 @@
 use super::model::{Model, Retry};
 use super::world::{plain_put, register};
 use crate::directory::{
-    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy as Placement, TaskId, TaskKind, TaskState, TenantId,
-    Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy as Placement, TaskId, TaskKind,
+    TaskState, TenantId, Turn,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
