@@ -62,6 +62,8 @@ pub enum Command {
     Tenant(TenantArgs),
     /// Copy, move and drain replicas, and see how far that is
     Task(TaskArgs),
+    /// Show the objects that are read most, as dynamic replication counts them
+    Hot(HotArgs),
     /// Show the quorum, the nodes, the capacity, and what to do next
     Status,
     /// Hand leadership to another master
@@ -294,7 +296,7 @@ pub enum TenantCommand {
         /// Objects it may hold; 0: no limit
         #[arg(long, value_name = "NUMBER", default_value_t = 0)]
         objects: u64,
-        /// Refuse a put over quota; without it, the tenant's own oldest objects go
+        /// Refuse a put over quota; without it, the tenant's own objects go, those that the eviction policy gives up first
         #[arg(long)]
         refuse: bool,
     },
@@ -305,6 +307,14 @@ pub enum TenantCommand {
         /// Name
         name: String,
     },
+}
+
+/// `tidepool hot`.
+#[derive(clap::Args, Debug)]
+pub struct HotArgs {
+    /// At most this many
+    #[arg(long, value_name = "NUMBER", default_value_t = 20)]
+    pub limit: u32,
 }
 
 /// `tidepool task`.

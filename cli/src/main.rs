@@ -118,6 +118,7 @@ async fn run(
         Command::Stat(args) => commands::stat::run(&context, &args).await,
         Command::Status => commands::status::run(&context).await,
         Command::Pin(args) => commands::pin::run(&context, &args).await,
+        Command::Hot(args) => commands::hot::run(&context, &args).await,
         Command::Task(args) => commands::task::run(&context, &args).await,
         Command::Tenant(args) => commands::tenant::run(&context, &args).await,
         Command::TransferLeader(args) => commands::transfer_leader::run(&context, &args).await,

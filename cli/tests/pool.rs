@@ -114,6 +114,39 @@ fn every_role_answers_over_http_and_its_log_level_changes() {
     assert!(role.log().contains("node=dev"), "every line names the node:\n{}", role.log());
 }
 
+#[test]
+fn a_drain_job_is_asked_for_looked_at_and_cancelled_over_http() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_role, rpc, address) = dev(directory.path());
+    let file = directory.path().join("value");
+    std::fs::write(&file, "bytes").unwrap();
+    let put = |key| code(&run(&["put", key, file.to_str().unwrap(), "--masters", &rpc, "--deadline", "2s"]));
+    assert_eq!(put("a"), 0);
+    let (_, segment) = http(&address, "GET", "/get_all_segments", "");
+    let body = format!(r#"{{"segments": ["{}"], "target_segments": [], "max_concurrency": 4}}"#, segment.trim());
+    let (status, created) = http(&address, "POST", "/api/v1/drain_jobs", &body);
+    let created: serde_json::Value = serde_json::from_str(&created).unwrap();
+    assert_eq!((status, created["status"].as_str()), (200, Some("CREATED")), "{created}");
+    let id = created["job_id"].as_str().unwrap();
+    let query = || -> serde_json::Value {
+        let (status, job) = http(&address, "GET", &format!("/api/v1/drain_jobs/query?job_id={id}"), "");
+        assert_eq!(status, 200, "{job}");
+        serde_json::from_str(&job).unwrap()
+    };
+    // There is no other segment: the object has nowhere to go.
+    let job = query();
+    assert_eq!((job["status_name"].as_str(), job["left_units"].as_u64()), (Some("RUNNING"), Some(1)), "{job}");
+    assert_eq!(job["segments"][0], segment.trim());
+    let (status, cancelled) = http(&address, "POST", &format!("/api/v1/drain_jobs/cancel?job_id={id}"), "");
+    let cancelled: serde_json::Value = serde_json::from_str(&cancelled).unwrap();
+    assert_eq!((status, cancelled["status"].as_str()), (200, Some("CANCELED")), "{cancelled}");
+    let job = query();
+    assert_eq!((job["status_name"].as_str(), job["status"].as_u64()), (Some("CANCELED"), Some(5)), "{job}");
+    assert_eq!(put("b"), 0);
+    let hot = run(&["hot", "--masters", &rpc]);
+    assert!(code(&hot) == 1 && text(&hot.stderr).contains("dynamic_replication"), "{}", text(&hot.stderr));
+}
+
 /// User report 109, the HTTP part: garbage and absurd requests leave the process alive and serving.
 #[test]
 fn case_109_garbage_on_the_http_port_changes_nothing() {

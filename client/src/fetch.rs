@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,6 +14,10 @@ use tidepool_proto::{ClusterId, Error, ErrorCode, v1};
 use crate::landing::{Delivered, Destination, Expected};
 use crate::nodes::Node;
 use crate::suspects::Suspects;
+
+/// Goes on with each read, in steps that no batch size is in step with.
+static TURN: AtomicU64 = AtomicU64::new(0);
+const TURN_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One position of a batched get.
 pub(crate) struct Fetch {
@@ -99,11 +104,10 @@ impl Fetch {
     }
 
     /// Picks the replica to read: not tried, not suspect, memory before disk, this host before others, and otherwise
-    /// spread by object. False when none is left.
+    /// each in turn, so that the reads of one object are spread over its replicas. False when none is left.
     pub(crate) fn choose(&mut self, suspects: &Suspects, host_id: &str) -> bool {
         let Some(located) = &self.located else { return false };
-        let spread =
-            located.expected.object.op().log_index().wrapping_add(located.expected.object.op().ordinal() as u64);
+        let spread = TURN.fetch_add(TURN_STEP, Ordering::Relaxed) >> 33;
         let count = located.replicas.len().max(1) as u64;
         let best = located
             .replicas

@@ -154,15 +154,18 @@ impl Matcher {
         let mut results: Vec<Option<Result<bool, Error>>> = keys.iter().map(|_| None).collect();
         for chunk in split(keys, &mut results) {
             let packed = v1::Keys::pack(chunk.iter().map(|(_, key)| key));
-            let clear = |_: &Leader| {
-                let (keys, segment_name) = (Some(packed.clone()), segment_name.to_owned());
-                client_request::Body::ReplicaClear(v1::ReplicaClearRequest { keys, segment_name })
+            // By the time it is repeated the keys may name other objects: the numbers tell the masters (W8).
+            let range = self.sequences.take(chunk.len());
+            let clear = |leader: &Leader| {
+                client_request::Body::ReplicaClear(v1::ReplicaClearRequest {
+                    keys: Some(packed.clone()),
+                    segment_name: segment_name.to_owned(),
+                    session_id: leader.session_id,
+                    sequence: range.first,
+                    floor: self.sequences.floor(),
+                })
             };
-            // Not repeated once it may have been executed: by then the keys may name other objects.
-            let may_send = |_: &Leader, uncertain: bool| match uncertain {
-                true => Err(Error::new(ErrorCode::DeadlineExceeded, "whether the replicas were cleared is unknown")),
-                false => Ok(()),
-            };
+            let may_send = |leader: &Leader, uncertain: bool| range.may_send("a clear of replicas", leader, uncertain);
             let answer = self.caller.call_while("replica_clear", deadline, clear, may_send);
             let answer = answer.await.map_err(|f| f.error).and_then(|answer| match answer.body {
                 client_response::Body::ReplicaClear(done) if done.cleared.len() == chunk.len() => Ok(done.cleared),

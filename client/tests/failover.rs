@@ -178,6 +178,33 @@ async fn a_remove_is_not_repeated_in_another_session() {
     client.remove("k", RemoveMode::RespectLease, None).await.unwrap();
 }
 
+/// W8: so is a clear of replicas. Fails when it is sent without a number (tried), or in another session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_clear_of_replicas_is_repeated_and_executed_once() {
+    for lost_session in [false, true] {
+        let mut cluster = FakeCluster::start(2, 1);
+        let client = cluster.client().await;
+        client.put("k", "v", PutOptions::default()).await.unwrap();
+        cluster.directory.swallow("replica_clear", 1);
+        let clear = tokio::spawn({
+            let client = client.clone();
+            async move { client.clear_replicas(&["k"], "", None).await.remove(0) }
+        });
+        eventually("the request arrived", || cluster.directory.seen("replica_clear") > 0).await;
+        if lost_session {
+            cluster.directory.with(|s| s.session_id = 2);
+        }
+        lose_answer(&mut cluster, "replica_clear").await;
+        match clear.await.unwrap() {
+            Ok(cleared) => assert!(cleared && !lost_session),
+            Err(error) => assert!(lost_session && error.code() == ErrorCode::DeadlineExceeded, "{error}"),
+        }
+        assert_eq!(cluster.directory.with(|s| s.removals_executed), 1);
+        client.put("k", "v", PutOptions::default()).await.unwrap();
+        assert!(client.clear_replicas(&["k"], "", None).await.remove(0).unwrap(), "the next has its own number");
+    }
+}
+
 /// A put whose end is never answered has an unknown outcome, says so by its deadline, and is revoked afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unanswered_put_end_is_an_unknown_outcome() {

@@ -40,6 +40,29 @@ async fn case_053_every_size_comes_back_byte_exact() {
     assert_eq!(metrics.get_bytes, sizes.iter().map(|&n| n as u64).sum::<u64>());
 }
 
+/// A hot object is read from all of its replicas, also when batches are of a fixed size. Fails when the replica is
+/// chosen by the object (was so), or by a plain count (tried).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_of_one_object_are_spread_over_its_replicas() {
+    let cluster = FakeCluster::start(1, 2);
+    let client = cluster.client().await;
+    for key in ["a", "b"] {
+        client.put(key, "v", two_copies()).await.unwrap();
+    }
+    let reads = || [1, 2].map(|node| cluster.nodes.with(node, |node| node.reads));
+    for keys in [vec!["a"], vec!["a", "b"]] {
+        let before = reads();
+        for _ in 0..100 {
+            client.get_many(&keys, None).await.remove(0).unwrap();
+        }
+        let now = reads();
+        for node in 0..2 {
+            let share = now[node] - before[node];
+            assert!(share >= 30, "node {node} served {share} of {} reads of {keys:?}", 100 * keys.len());
+        }
+    }
+}
+
 /// User report 40: exist says yes exactly when get returns one whole body, also for concurrent writers of other bodies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_040_concurrent_puts_leave_one_whole_body() {

@@ -147,6 +147,8 @@ impl Beat<'_> {
         ticker.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let silence = tokio::time::sleep(patience);
         tokio::pin!(silence);
+        // A beat that found the connection full is sent as soon as it is not: what it carries waits for nothing else.
+        let mut unsent = false;
         loop {
             tokio::select! {
                 answer = conversation.answers.message() => {
@@ -166,11 +168,13 @@ impl Beat<'_> {
                 () = self.life.writes().acknowledgement_ready() => {}
                 () = inspector.verdicts().ready() => {}
                 () = copier.reports().ready() => {}
+                _ = conversation.beats.reserve(), if unsent => {}
             }
             *sequence += 1;
             let mut beat = self.bare_beat(*sequence);
             match conversation.beats.try_reserve() {
                 Ok(slot) => {
+                    unsent = false;
                     beat.fenced_replicas = self.life.writes().take_acknowledgements(*sequence, PER_BEAT_MAX);
                     beat.verdicts = inspector.verdicts().take(*sequence, PER_BEAT_MAX);
                     beat.copies = copier.reports().take(*sequence, PER_BEAT_MAX);
@@ -178,7 +182,7 @@ impl Beat<'_> {
                     slot.send(beat);
                 }
                 // The silence timer decides what an unread beat means.
-                Err(mpsc::error::TrySendError::Full(())) => {}
+                Err(mpsc::error::TrySendError::Full(())) => unsent = true,
                 Err(mpsc::error::TrySendError::Closed(())) => {
                     return Lost::Leader(None, "the connection closed".into());
                 }

@@ -1,7 +1,7 @@
 //! Copies on the leader's word (N2): reads an object from another datanode as any reader would, and writes it here as any
 //! writer would: with a grant, verified, fenced like a put. The proof of the end goes to the leader in a beat.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ const CHUNK_BYTES: u64 = 4 << 20;
 const STEP_BYTES: usize = 256 << 10;
 /// Connections to one source.
 const STRIPES: usize = 1;
+/// Reports remembered after they were sent: the leader asks again when one was lost.
+const REPORTS_KEPT: usize = 4_096;
 
 /// Makes copies, a few at a time, and keeps their reports until the leader has them.
 pub(crate) struct Copier {
@@ -40,6 +42,8 @@ struct Shared {
     /// Copies that wait or run: the leader repeats itself.
     pending: Mutex<BTreeSet<u64>>,
     reports: Outbox<v1::CopyReport>,
+    /// How the last copies ended, by replica.
+    ended: Mutex<BTreeMap<u64, v1::CopyReport>>,
 }
 
 impl Copier {
@@ -52,6 +56,7 @@ impl Copier {
             places: Semaphore::new(copies_max.max(1)),
             pending: Mutex::default(),
             reports: Outbox::default(),
+            ended: Mutex::default(),
         };
         Copier { shared: Arc::new(shared) }
     }
@@ -60,9 +65,13 @@ impl Copier {
         &self.shared.reports
     }
 
-    /// Makes a copy, unless it is being made already.
+    /// Makes a copy, unless it is being made already. One that has ended is reported again: its report was lost.
     pub(crate) fn copy(&self, order: v1::CopyOrder) {
         let Some(replica) = order.target.as_ref().map(|target| target.replica_id) else { return };
+        if let Some(report) = self.shared.ended.lock().get(&replica) {
+            self.shared.reports.add(replica, report.clone());
+            return;
+        }
         if !self.shared.pending.lock().insert(replica) {
             return;
         }
@@ -110,6 +119,13 @@ impl Shared {
             proof: proof.to_vec().into(),
             message: why,
         };
+        {
+            let mut ended = self.ended.lock();
+            ended.insert(replica, report.clone());
+            while ended.len() > REPORTS_KEPT {
+                ended.pop_first();
+            }
+        }
         self.reports.add(replica, report);
     }
 

@@ -10,4 +10,6 @@ pub mod directory;
 pub mod eviction;
 mod service;
 
-pub use service::{FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped};
+pub use service::{
+    DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped,
+};

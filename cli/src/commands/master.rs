@@ -1,7 +1,7 @@
 //! `tidepool master`: one member of the quorum, until a signal, or until it cannot go on.
 
 use tidepool_master::directory::Strategy;
-use tidepool_master::{FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Stopped};
+use tidepool_master::{DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Stopped};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
@@ -155,6 +155,14 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     };
     options.session_idle_timeout = config.duration("master.session_idle_timeout");
     options.heal_bytes_per_second = config.size("master.heal_bytes_per_second");
+    options.dynamic_replication = match config.text("master.dynamic_replication") {
+        "observe" => DynamicReplication::Observe,
+        "enforce" => DynamicReplication::Enforce,
+        _ => DynamicReplication::Off,
+    };
+    options.dynamic_replication_reads = config.integer("master.dynamic_replication_reads") as u32;
+    options.dynamic_replication_window = config.duration("master.dynamic_replication_window");
+    options.dynamic_replicas_max = config.integer("master.dynamic_replicas_max") as usize;
     options.node_heartbeat_interval = config.duration("master.node_heartbeat_interval");
     options.node_suspect_timeout = config.duration("master.node_suspect_timeout");
     options.node_forget_timeout = config.duration("master.node_forget_timeout");

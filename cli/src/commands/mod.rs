@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod drill;
 pub mod explain;
 pub mod get;
+pub mod hot;
 pub mod ls;
 pub mod master;
 pub mod pin;

@@ -15,13 +15,13 @@ use crate::config::value::show_duration;
 use crate::exit::Exit;
 use crate::output::{self, Format, Table};
 
-/// How often `wait` looks.
+/// How often `wait` looks, and a lost request is repeated.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How long one attempt to create a task may take.
+const ATTEMPT_WITHIN: Duration = Duration::from_secs(2);
 
 /// Asks the leader.
 pub async fn run(context: &Context, args: &TaskArgs) -> anyhow::Result<Exit> {
-    let within = context.deadline();
-    let mut leader = admin::connect_leader(&context.config.addresses("masters"), within).await?;
     let tenant = context.config.text("tenant").to_owned();
     match &args.command {
         TaskCommand::Copy { key, targets } => {
@@ -32,7 +32,7 @@ pub async fn run(context: &Context, args: &TaskArgs) -> anyhow::Result<Exit> {
                 target_segments: targets.clone(),
                 ..request()
             };
-            create(context, &mut leader, request).await
+            create(context, request).await
         }
         TaskCommand::Move { key, source, target } => {
             let request = CreateTaskRequest {
@@ -43,7 +43,7 @@ pub async fn run(context: &Context, args: &TaskArgs) -> anyhow::Result<Exit> {
                 target_segments: vec![target.clone()],
                 ..request()
             };
-            create(context, &mut leader, request).await
+            create(context, request).await
         }
         TaskCommand::Drain { segments, targets, concurrency, unmount } => {
             let request = CreateTaskRequest {
@@ -54,39 +54,60 @@ pub async fn run(context: &Context, args: &TaskArgs) -> anyhow::Result<Exit> {
                 unmount: *unmount,
                 ..request()
             };
-            create(context, &mut leader, request).await
+            create(context, request).await
         }
         TaskCommand::List { task } => {
-            let tasks = list(&mut leader, task.unwrap_or(0)).await?;
+            let tasks = list(&mut leader(context).await?, task.unwrap_or(0)).await?;
             show(context.format, &tasks)?;
             Ok(Exit::Success)
         }
-        TaskCommand::Wait { task } => wait(context, &mut leader, *task).await,
+        TaskCommand::Wait { task } => wait(context, &mut leader(context).await?, *task).await,
         TaskCommand::Cancel { task } => {
-            let answer = leader.cancel_task(CancelTaskRequest { task_id: *task }).await?.into_inner();
+            let answer = leader(context).await?.cancel_task(CancelTaskRequest { task_id: *task }).await?.into_inner();
             answer.error.map_or(Ok(Exit::Success), |error| Err(from_call(&error).into()))
         }
     }
+}
+
+async fn leader(context: &Context) -> Result<AdminServiceClient<Channel>, Error> {
+    admin::connect_leader(&context.config.addresses("masters"), context.deadline()).await
 }
 
 fn request() -> CreateTaskRequest {
     CreateTaskRequest { token: rand::random::<[u8; 16]>().to_vec().into(), ..CreateTaskRequest::default() }
 }
 
-async fn create(
-    context: &Context,
-    leader: &mut AdminServiceClient<Channel>,
-    request: CreateTaskRequest,
-) -> anyhow::Result<Exit> {
-    let created = leader.create_task(request).await?.into_inner();
-    if let Some(error) = created.error {
-        return Err(from_call(&error).into());
-    }
+/// Asks until a leader answers: the request's token makes a repeated one the same task.
+async fn create(context: &Context, request: CreateTaskRequest) -> anyhow::Result<Exit> {
+    let until = Instant::now() + context.deadline();
+    let task_id = loop {
+        let error = match create_once(context, request.clone(), until).await {
+            Ok(task_id) => break task_id,
+            Err(error) => error,
+        };
+        let is_lost = matches!(
+            error.code(),
+            ErrorCode::NotLeader | ErrorCode::Unavailable | ErrorCode::DeadlineExceeded | ErrorCode::Internal
+        );
+        if !is_lost || Instant::now() + LOOK_AGAIN >= until {
+            return Err(error.into());
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    };
     match context.format {
-        Format::Json => output::print_json(&json!({"task_id": created.task_id}))?,
-        Format::Table => output::print(format!("{}\n", created.task_id).as_bytes())?,
+        Format::Json => output::print_json(&json!({"task_id": task_id}))?,
+        Format::Table => output::print(format!("{task_id}\n").as_bytes())?,
     }
     Ok(Exit::Success)
+}
+
+async fn create_once(context: &Context, request: CreateTaskRequest, until: Instant) -> Result<u64, Error> {
+    let within = until.saturating_duration_since(Instant::now()).min(ATTEMPT_WITHIN);
+    let mut leader = admin::connect_leader(&context.config.addresses("masters"), within).await?;
+    let unanswered =
+        |status: tonic::Status| Error::new(ErrorCode::Unavailable, format!("no answer: {}", status.message()));
+    let created = leader.create_task(request).await.map_err(unanswered)?.into_inner();
+    created.error.map_or(Ok(created.task_id), |error| Err(from_call(&error)))
 }
 
 async fn list(leader: &mut AdminServiceClient<Channel>, task_id: u64) -> anyhow::Result<Vec<TaskStatus>> {
@@ -122,7 +143,8 @@ fn show(format: Format, tasks: &[TaskStatus]) -> anyhow::Result<()> {
         let item = |t: &TaskStatus| {
             json!({
                 "task_id": t.task_id, "kind": kind(t), "state": t.state, "done": t.moved, "failed": t.failed,
-                "left": t.left, "message": t.message, "age_ms": t.age_ms,
+                "left": t.left, "message": t.message, "age_ms": t.age_ms, "under_way": t.under_way,
+                "blocked": t.blocked, "bytes": t.moved_bytes, "segments": t.source_segments,
             })
         };
         return output::print_json(&json!(tasks.iter().map(item).collect::<Vec<_>>()));

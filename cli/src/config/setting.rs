@@ -304,8 +304,39 @@ pub static SETTINGS: &[Setting] = &[
         "heal_bytes_per_second",
         Kind::Size,
         "256MiB",
-        "bytes a second that are copied to make up for copies lost with a datanode",
+        "bytes a second that are copied to make up for copies that are missing, and as many for hot objects",
     ),
+    setting(
+        Section::Master,
+        "dynamic_replication",
+        Kind::Choice(&["off", "observe", "enforce"]),
+        "off",
+        "what is done about objects that are read often: nothing, count and show them, or copy them to other hosts",
+    )
+    .flags(&[alias("dynamic_replication_mode", Unit::Own)]),
+    setting(
+        Section::Master,
+        "dynamic_replication_reads",
+        Kind::Integer(1, 1 << 20),
+        "50",
+        "reads within dynamic_replication_window that make an object hot; with less than half it is cold again",
+    ),
+    setting(
+        Section::Master,
+        "dynamic_replication_window",
+        Kind::Duration,
+        "10s",
+        "time over which reads are counted, 100ms to 1h",
+    )
+    .flags(&[alias("dynamic_replication_heat_window_seconds", Unit::Seconds)]),
+    setting(
+        Section::Master,
+        "dynamic_replicas_max",
+        Kind::Integer(1, 15),
+        "2",
+        "replicas that a hot object may have, those that its put asked for included",
+    )
+    .flags(&[alias("dynamic_replication_max_memory_replicas", Unit::Own)]),
     setting(Section::Master, "node_heartbeat_interval", Kind::Duration, "200ms", "how often datanodes report"),
     setting(
         Section::Master,

@@ -294,7 +294,21 @@ impl State {
                 });
                 Say::Stat(v1::StatResponse { objects: objects.collect(), nodes: self.node_addresses() })
             }
-            Ask::RemoveMatching(_) | Ask::Pin(_) | Ask::ReplicaClear(_) => {
+            Ask::ReplicaClear(clear) => {
+                let keys = clear.keys.unwrap();
+                let cleared = keys.iter().unwrap().enumerate().map(|(i, key)| {
+                    let number = (clear.session_id, clear.sequence + i as u64);
+                    if let Some(&outcome) = self.removes.get(&number) {
+                        return u8::from(outcome);
+                    }
+                    self.removals_executed += 1;
+                    let outcome = self.objects.remove(key).is_some();
+                    self.removes.insert(number, outcome);
+                    u8::from(outcome)
+                });
+                Say::ReplicaClear(v1::ReplicaClearResponse { cleared: cleared.collect() })
+            }
+            Ask::RemoveMatching(_) | Ask::Pin(_) => {
                 panic!("the fake directory has no such thing")
             }
             Ask::ReadReport(report) => {

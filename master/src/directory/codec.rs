@@ -11,8 +11,8 @@
 use super::digest::soft_pin_parts;
 use super::limits::{Config, FEATURE_LEVEL, Strategy};
 use super::op::{
-    Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Turn,
+    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Turn,
 };
 use super::tasks::TaskState;
 pub use super::varint::DecodeError;
@@ -57,6 +57,10 @@ mod tag {
     pub(super) const AUDIT: u8 = 31;
     /// SET_CONFIG with the limits on what is granted and pinned; the first form leaves them at their defaults.
     pub(super) const SET_CONFIG_2: u8 = 32;
+    pub(super) const DROP_EXTRA: u8 = 30;
+    pub(super) const CLEAR_REPLICAS: u8 = 33;
+    /// As COPY_START, which is no longer written, with the number of replicas it may make.
+    pub(super) const COPY_START_UP_TO: u8 = 34;
 }
 
 /// Ops being gathered into an entry. Ops may be encoded elsewhere (`encode_op`) and only copied here.
@@ -238,11 +242,24 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             put_varint(out, replica.0);
         }
         Op::CopyStart(copy) => {
-            out.push(tag::COPY_START);
+            out.push(tag::COPY_START_UP_TO);
             put_varint(out, copy.object.0);
             put_varint(out, copy.instead_of.map_or(0, |r| r.0));
             put_ids(out, copy.targets.iter().map(|s| s.0));
             put_varint(out, copy.task.0);
+            out.push(copy.up_to);
+        }
+        Op::DropExtra { object, replica } => {
+            out.push(tag::DROP_EXTRA);
+            put_varint(out, object.0);
+            put_varint(out, replica.0);
+        }
+        Op::ClearReplicas(clear) => {
+            out.push(tag::CLEAR_REPLICAS);
+            put_varint(out, clear.session.0);
+            put_turn(out, clear.turn);
+            put_varint(out, clear.object.0);
+            put_ids(out, clear.replicas.iter().map(|r| r.0));
         }
         Op::CopyEnd { replica, end } => {
             out.push(tag::COPY_END);
@@ -432,11 +449,20 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
             object: ObjectId(reader.varint("object id")?),
             replica: ReplicaId(reader.varint("replica id")?),
         },
-        tag::COPY_START => Op::CopyStart(CopyStart {
+        tag::COPY_START => Op::CopyStart(copy_start(reader)?),
+        tag::COPY_START_UP_TO => {
+            let copy = copy_start(reader)?;
+            Op::CopyStart(CopyStart { up_to: reader.byte("number of replicas")?, ..copy })
+        }
+        tag::DROP_EXTRA => Op::DropExtra {
             object: ObjectId(reader.varint("object id")?),
-            instead_of: Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0),
-            targets: reader.ids("target segments", SegmentId)?.into(),
-            task: TaskId(reader.varint("task id")?),
+            replica: ReplicaId(reader.varint("replica id")?),
+        },
+        tag::CLEAR_REPLICAS => Op::ClearReplicas(ClearReplicas {
+            session: SessionId(reader.varint("session")?),
+            turn: turn(reader)?,
+            object: ObjectId(reader.varint("object id")?),
+            replicas: reader.ids("replica ids", ReplicaId)?.into(),
         }),
         tag::COPY_END => Op::CopyEnd { replica: ReplicaId(reader.varint("replica id")?), end: replica_end(reader)? },
         tag::CREATE_TASK => Op::CreateTask(CreateTask {
@@ -479,6 +505,16 @@ fn decode_config(reader: &mut Reader<'_>, limits: Config) -> Result<Config, Deco
         strategy: choice(reader, "strategy", &Strategy::ALL)?,
         secret: Secret(reader.array("secret")?),
         ..limits
+    })
+}
+
+fn copy_start(reader: &mut Reader<'_>) -> Result<CopyStart, DecodeError> {
+    Ok(CopyStart {
+        object: ObjectId(reader.varint("object id")?),
+        instead_of: Some(ReplicaId(reader.varint("replica id")?)).filter(|r| r.0 != 0),
+        targets: reader.ids("target segments", SegmentId)?.into(),
+        task: TaskId(reader.varint("task id")?),
+        up_to: 0,
     })
 }
 

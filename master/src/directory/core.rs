@@ -38,8 +38,9 @@ pub(super) struct Core {
     pub(super) groups: Groups,
     pub(super) copies: Copies,
     pub(super) tasks: Tasks,
-    /// COMPLETE objects with fewer replicas than their put made; follow from the records.
+    /// COMPLETE objects with fewer replicas than are wanted, and those with more; follow from the records.
     pub(super) degraded: BTreeSet<ObjectId>,
+    pub(super) extra: BTreeSet<ObjectId>,
     pub(super) retired: BTreeMap<ReplicaId, Retired>,
     /// The unclean ones of `retired`, by node.
     pub(super) unclean: BTreeSet<(NodeId, ReplicaId)>,
@@ -95,6 +96,7 @@ impl Core {
             copies: Copies::default(),
             tasks: Tasks::default(),
             degraded: BTreeSet::new(),
+            extra: BTreeSet::new(),
             retired: BTreeMap::new(),
             unclean: BTreeSet::new(),
             digest,
@@ -111,12 +113,14 @@ impl Core {
         sums.iter().fold(self.digest.sum(), |sum, &part| sum.wrapping_add(part))
     }
 
-    /// Notes whether an object has fewer replicas than its put made.
+    /// Notes whether an object has fewer or more replicas than are wanted.
     pub(super) fn note_copies(&mut self, record: &Record) {
-        if record.is_degraded() {
-            self.degraded.insert(record.object);
-        } else {
-            self.degraded.remove(&record.object);
+        for (set, belongs) in [(&mut self.degraded, record.is_degraded()), (&mut self.extra, record.has_extra())] {
+            if belongs {
+                set.insert(record.object);
+            } else {
+                set.remove(&record.object);
+            }
         }
     }
 

@@ -208,19 +208,21 @@ impl Canonical {
     pub(super) fn task(&mut self, id: TaskId, task: &Task) {
         self.kind(Kind::Task);
         self.number(id.0);
-        self.0.push(task.kind as u8);
+        let asked = &task.asked;
+        self.0.push(asked.kind as u8);
         self.0.push(task.state as u8);
-        self.0.push(task.unmount.into());
-        self.0.extend_from_slice(&task.token);
-        self.number(task.object.0);
-        for segments in [&task.sources, &task.targets] {
+        self.0.push(asked.unmount.into());
+        self.0.extend_from_slice(&asked.token);
+        self.number(asked.object.0);
+        for segments in [&asked.sources, &asked.targets] {
             self.number(segments.len() as u64);
             segments.iter().for_each(|segment| self.number(segment.0));
         }
-        self.number(task.concurrency.into());
+        self.number(asked.concurrency.into());
         self.number(task.created.0);
         self.number(task.ended.0);
         self.number(task.done);
+        self.number(task.done_bytes);
         self.number(task.left);
         self.bytes(task.message.as_bytes());
     }
@@ -232,7 +234,8 @@ impl Canonical {
         self.number(record.length);
         self.number(record.started.0);
         self.0.extend_from_slice(&record.stored_slots.to_le_bytes());
-        self.0.push(record.granted);
+        self.0.push(record.asked.granted());
+        self.0.push(record.asked.wanted());
         self.0.push(record.copies);
         self.0.push(record.data_type.0);
         self.0.push(record.hard_pinned.into());
@@ -293,6 +296,7 @@ pub(super) fn answered_parts(answered: Answered) -> (u8, u64) {
         Answered::Removal(Removal::NotReady) => (2, 0),
         Answered::Removed { objects } => (3, objects),
         Answered::Upsert(object) => (4, object.0),
+        Answered::Cleared(cleared) => (5, cleared.into()),
     }
 }
 

@@ -136,7 +136,12 @@ impl Directory {
                 core.degraded.contains(&object) == record.is_degraded(),
                 "object {object} is wrongly (not) degraded"
             );
-            require!(record.granted.max(record.copies) == record.granted, "object {object} has too many copies");
+            require!(
+                core.extra.contains(&object) == record.has_extra(),
+                "object {object} has wrongly (not) more than is wanted"
+            );
+            require!(record.copies <= record.asked.granted(), "object {object} has too many copies");
+            require!(record.asked.wanted() > 0, "object {object} wants no replica");
             let used_for = if record.is_complete() { Use::Complete } else { Use::Processing };
             for replica in &record.replicas {
                 let segment = core.space.segment(replica.segment);
@@ -190,6 +195,7 @@ impl Directory {
             let at = core.index.get(&copy.object);
             let at = at.ok_or_else(|| format!("copy {replica} is of an object that is not there"))?;
             require!(segment.used.get(&copy.offset) == Some(at), "segment {} does not know {replica}", segment.id);
+            require!(segment.node == copy.node, "copy {replica} goes to another node than its segment's");
             let complete = self.shards.with(*at, Record::is_complete);
             require!(complete == Some(true), "copy {replica} is of an object that is being put");
             let beside = |r: &Record| r.replicas.iter().all(|r| r.segment != copy.segment && r.id != *replica);
@@ -200,14 +206,14 @@ impl Directory {
             require!(bytes == Some(copy.bytes), "copy {replica} has another size than its object");
             require!(core.copies.of(copy.object).any(|(id, _)| id == *replica), "copy {replica} is not indexed");
         }
-        require!(core.copies.index_agrees(), "the copies by object are wrong");
+        require!(core.copies.indexes_agree(), "the copies by object, task or node are wrong");
         require!(core.tasks.indexes_agree(), "the tasks by token, or those that ended, are wrong");
         let drained = core.tasks.drained();
         for (_, segment) in core.space.iter().filter(|(_, segment)| !segment.draining) {
             require!(!drained.contains(&segment.id), "segment {} is drained but takes puts", segment.id);
         }
-        let degraded = core.degraded.iter().all(|object| core.index.contains_key(object));
-        require!(degraded, "a degraded object is not there");
+        let there = core.degraded.iter().chain(&core.extra).all(|object| core.index.contains_key(object));
+        require!(there, "an object with fewer or more replicas than are wanted is not there");
         Ok(extents)
     }
 }

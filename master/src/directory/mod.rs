@@ -28,6 +28,7 @@ pub mod op;
 pub mod outcome;
 mod placement;
 mod read;
+mod replication;
 mod sessions;
 mod space;
 mod tasks;
@@ -43,8 +44,9 @@ pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use image::{FORMAT_VERSION, FrozenDirectory, Manifest, Part, RestoreError};
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{
-    Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token, Turn, Uuid,
+    ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token,
+    Turn, Uuid,
 };
 pub use outcome::{Answered, Grant, GrantedReplica, Outcome, Removal};
 pub use tasks::{Task, TaskState};

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::{LogTime, ObjectId, ReplicaId};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -37,13 +38,41 @@ pub(super) struct Record {
     pub(super) tenant: TenantId,
     /// Slots of the replicas that PutEnd said were stored: what a second end must agree with.
     pub(super) stored_slots: u16,
-    /// Replicas the grant had.
-    pub(super) granted: u8,
+    /// Replicas asked for and granted.
+    pub(super) asked: Asked,
     /// Copies that PutEnd answered; 0 while it is being put.
     pub(super) copies: u8,
     pub(super) data_type: DataType,
     /// Never evicted.
     pub(super) hard_pinned: bool,
+}
+
+/// Replicas that an object should have, and those that its grant had: each at most 15, both in one byte.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Asked(u8);
+
+impl Asked {
+    /// Both numbers; None if one does not fit.
+    pub(super) fn of(wanted: u8, granted: u8) -> Option<Asked> {
+        (wanted.max(granted) as usize <= REPLICAS_PER_OBJECT_MAX).then_some(Asked(wanted << 4 | granted))
+    }
+    /// Replicas that the object should have: what the put asked for, and what tasks added since.
+    pub(super) fn wanted(self) -> u8 {
+        self.0 >> 4
+    }
+    /// Replicas that the grant had.
+    pub(super) fn granted(self) -> u8 {
+        self.0 & 15
+    }
+    /// The same grant with at least so many wanted.
+    pub(super) fn at_least(self, wanted: usize) -> Asked {
+        let wanted = wanted.min(REPLICAS_PER_OBJECT_MAX) as u8;
+        Asked(self.wanted().max(wanted) << 4 | self.granted())
+    }
+    /// The same grant with one less wanted, but at least one.
+    pub(super) fn one_less(self) -> Asked {
+        Asked(self.wanted().saturating_sub(1).max(1) << 4 | self.granted())
+    }
 }
 
 /// What only some objects have.
@@ -86,9 +115,13 @@ impl Record {
     pub(super) fn hard_pinned_bytes(&self) -> u64 {
         if self.hard_pinned { self.all_bytes() } else { 0 }
     }
-    /// COMPLETE, with fewer replicas than its put made.
+    /// COMPLETE, with fewer replicas than are wanted.
     pub(super) fn is_degraded(&self) -> bool {
-        self.is_complete() && self.replicas.len() < usize::from(self.copies)
+        self.is_complete() && self.replicas.len() < usize::from(self.asked.wanted())
+    }
+    /// COMPLETE, with more replicas than are wanted.
+    pub(super) fn has_extra(&self) -> bool {
+        self.is_complete() && self.replicas.len() > usize::from(self.asked.wanted())
     }
     /// Bytes of each replica's extent.
     pub(super) fn extent_bytes(&self) -> u64 {
@@ -357,5 +390,20 @@ mod tests {
     fn a_record_has_the_size_the_memory_budget_counts_on() {
         assert_eq!(size_of::<Replica>(), 24);
         assert_eq!(size_of::<Option<Record>>(), 88);
+    }
+
+    #[test]
+    fn asked_keeps_two_numbers_in_a_byte() {
+        for wanted in 0..=15 {
+            for granted in 0..=15 {
+                let asked = Asked::of(wanted, granted).unwrap();
+                assert_eq!((asked.wanted(), asked.granted()), (wanted, granted));
+                let more = asked.at_least(7);
+                assert_eq!((more.wanted(), more.granted()), (wanted.max(7), granted));
+            }
+        }
+        assert_eq!(Asked::of(2, 3).unwrap().one_less().one_less(), Asked::of(1, 3).unwrap());
+        assert_eq!((Asked::of(16, 1), Asked::of(1, 16)), (None, None));
+        assert_eq!(Asked::of(1, 1).unwrap().at_least(99).wanted(), 15);
     }
 }

@@ -209,8 +209,24 @@ pub struct CopyStart {
     pub instead_of: Option<ReplicaId>,
     /// Where it may go; empty: wherever placement chooses.
     pub targets: SmallVec<[SegmentId; 2]>,
-    /// The task it is part of; 0: none.
+    /// The task it is part of, which must be running; 0: none.
     pub task: TaskId,
+    /// Replicas that the object may have with it, copies under way counted: what makes a repeated start harmless where no
+    /// target is named. 0: no limit.
+    pub up_to: u8,
+}
+
+/// Replicas of one object that a request clears, with its place in the session's sequence (W8).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClearReplicas {
+    /// Caller.
+    pub session: SessionId,
+    /// Its place in the session.
+    pub turn: Turn,
+    /// The object that the leader looked at.
+    pub object: ObjectId,
+    /// Those that the leader found; none: the object is left, and a repeated request leaves it too.
+    pub replicas: SmallVec<[ReplicaId; 2]>,
 }
 
 /// A task as asked for.
@@ -376,6 +392,15 @@ pub enum Op<'a> {
         /// Replica.
         replica: ReplicaId,
     },
+    /// A replica above the number that is wanted goes; refused when it is not above it.
+    DropExtra {
+        /// A COMPLETE object.
+        object: ObjectId,
+        /// Replica.
+        replica: ReplicaId,
+    },
+    /// See [`ClearReplicas`].
+    ClearReplicas(ClearReplicas),
     /// See [`CopyStart`].
     CopyStart(CopyStart),
     /// How a copy ended, as its datanode says. The proposer checked the proof (W3).
@@ -435,6 +460,8 @@ impl Op<'_> {
             Op::Discard { .. } => "discard",
             Op::FenceAcknowledged { .. } => "fence_acknowledged",
             Op::DropReplica { .. } => "drop_replica",
+            Op::DropExtra { .. } => "drop_extra",
+            Op::ClearReplicas(_) => "clear_replicas",
             Op::CopyStart(_) => "copy_start",
             Op::CopyEnd { .. } => "copy_end",
             Op::CreateTask(_) => "create_task",

@@ -50,6 +50,8 @@ pub enum Answered {
     },
     /// PutStart of an upsert: the grant's object.
     Upsert(ObjectId),
+    /// ClearReplicas: whether any went.
+    Cleared(bool),
 }
 
 /// What a removal did.
@@ -141,10 +143,15 @@ pub enum Outcome {
         /// Bytes of their extents.
         bytes: u64,
     },
-    /// DropReplica.
+    /// DropReplica, DropExtra.
     ReplicaDropped {
         /// Whether the object went with its last copy.
         object_gone: bool,
+    },
+    /// ClearReplicas.
+    Cleared {
+        /// Whether any went.
+        cleared: bool,
     },
     /// CopyStart: the replica to fill.
     CopyGranted(GrantedReplica),

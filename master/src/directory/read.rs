@@ -1,15 +1,13 @@
 //! Reads: take a shard's lock, copy what is answered, let go.
 
-use super::copies::OpenCopy;
 use super::objects::{Record, Shards};
-use super::op::{Contact, SessionId, TaskId, TenantId};
+use super::op::{Contact, SessionId, TenantId};
 use super::outcome::Answered;
 use super::sessions::Session;
 use super::space::Segment;
-use super::tasks::Task;
 use super::tenants::Tenant;
 use super::view::{
-    Change, CopyView, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView,
+    Change, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView,
 };
 use super::{ConfigState, Directory};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
@@ -109,59 +107,6 @@ impl Directory {
     /// All sessions, by id.
     pub fn sessions(&self) -> Vec<SessionView> {
         self.core.read().sessions.by_id.iter().map(|(&id, s)| session_view(id, s)).collect()
-    }
-
-    /// Copies under way, by replica, after a cursor.
-    pub fn copies(&self, after: Option<ReplicaId>, limit: usize) -> Vec<CopyView> {
-        let core = self.core.read();
-        let from = after.map_or(ReplicaId(0), |id| ReplicaId(id.0.saturating_add(1)));
-        let view = |(&replica, copy): (&ReplicaId, &OpenCopy)| {
-            let segment = core.space.segment(copy.segment);
-            CopyView {
-                replica,
-                object: copy.object,
-                task: copy.task,
-                instead_of: copy.instead_of,
-                started: copy.started,
-                segment: segment.id,
-                node: segment.node,
-                incarnation: segment.incarnation,
-                offset: copy.offset,
-            }
-        };
-        core.copies.by_replica.range(from..).take(limit).map(view).collect()
-    }
-
-    /// Tasks, by id.
-    pub fn tasks(&self) -> Vec<(TaskId, Task)> {
-        self.core.read().tasks.by_id.iter().map(|(&id, task)| (id, task.clone())).collect()
-    }
-
-    /// One task.
-    pub fn task(&self, id: TaskId) -> Option<Task> {
-        self.core.read().tasks.by_id.get(&id).cloned()
-    }
-
-    /// COMPLETE objects with fewer replicas than their put made, after a cursor.
-    pub fn degraded(&self, after: Option<ObjectId>, limit: usize) -> Vec<ObjectId> {
-        let from = after.map_or(ObjectId(0), |id| ObjectId(id.0.saturating_add(1)));
-        self.core.read().degraded.range(from..).take(limit).copied().collect()
-    }
-
-    /// Replicas in a segment, by address from a cursor on: where each lies, its object and itself. Those being put or
-    /// copied are answered without a replica.
-    pub fn replicas_in(&self, segment: SegmentId, from: u64, limit: usize) -> Vec<(u64, ObjectId, Option<ReplicaId>)> {
-        let core = self.core.read();
-        let Some(&slot) = core.space.by_id.get(&segment) else { return Vec::new() };
-        let used = core.space.segment(slot).used.range(from..).take(limit);
-        let found = used.filter_map(|(&offset, &at)| {
-            let there = |r: &Record| {
-                let replica = r.replicas.iter().find(|r| r.segment == slot && r.offset == offset);
-                (offset, r.object, replica.filter(|_| r.is_complete()).map(|r| r.id))
-            };
-            self.shards.with(at, there)
-        });
-        found.collect()
     }
 
     /// Number of a registered tenant.

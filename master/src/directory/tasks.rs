@@ -1,9 +1,9 @@
 //! Tasks that operators ask for: copies, moves, drains. Replicated, so that a new leader goes on with them.
 
-use super::op::{TaskId, TaskKind, Token};
+use super::op::{CreateTask, TaskId, TaskKind, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidepool_proto::{LogTime, ObjectId, SegmentId};
+use tidepool_proto::{LogTime, SegmentId};
 
 /// How far a task is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,19 +37,7 @@ impl TaskState {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Task {
     /// What is to be done.
-    pub kind: TaskKind,
-    /// Of a copy or move: the object.
-    pub object: ObjectId,
-    /// Where replicas are to leave.
-    pub sources: Vec<SegmentId>,
-    /// Where they are to go; empty: wherever there is room.
-    pub targets: Vec<SegmentId>,
-    /// Objects under way at once.
-    pub concurrency: u32,
-    /// Of a drain: the sources are unmounted when they are empty.
-    pub unmount: bool,
-    /// Retry token.
-    pub token: Token,
+    pub asked: CreateTask,
     /// When it was asked for.
     pub created: LogTime,
     /// How far it is.
@@ -58,6 +46,8 @@ pub struct Task {
     pub ended: LogTime,
     /// Replicas made for it.
     pub done: u64,
+    /// Bytes of their extents.
+    pub done_bytes: u64,
     /// Replicas that it did not make, when it ended.
     pub left: u64,
     /// Why, if it failed.
@@ -69,6 +59,7 @@ pub struct Task {
 pub(super) struct Tasks {
     pub(super) by_id: BTreeMap<TaskId, Task>,
     by_token: BTreeMap<Token, TaskId>,
+    running: BTreeSet<TaskId>,
     /// Those that ended, by when they did.
     ended: BTreeSet<(LogTime, TaskId)>,
 }
@@ -78,14 +69,21 @@ impl Tasks {
         self.by_token.get(token).copied()
     }
 
-    /// Tasks that run.
-    pub(super) fn running(&self) -> usize {
-        self.by_id.len() - self.ended.len()
+    /// Tasks that run, by id.
+    pub(super) fn running(&self) -> impl ExactSizeIterator<Item = (TaskId, &Task)> {
+        self.running.iter().map(|id| (*id, &self.by_id[id]))
+    }
+
+    /// Whether a task runs.
+    pub(super) fn is_running(&self, id: TaskId) -> bool {
+        self.running.contains(&id)
     }
 
     pub(super) fn insert(&mut self, id: TaskId, task: Task) {
-        self.by_token.insert(task.token, id);
-        if task.state != TaskState::Running {
+        self.by_token.insert(task.asked.token, id);
+        if task.state == TaskState::Running {
+            self.running.insert(id);
+        } else {
             self.ended.insert((task.ended, id));
         }
         assert!(self.by_id.insert(id, task).is_none(), "task {id:?} exists");
@@ -93,20 +91,24 @@ impl Tasks {
 
     /// Notes that a task has ended.
     pub(super) fn note_ended(&mut self, id: TaskId, at: LogTime) {
+        self.running.remove(&id);
         self.ended.insert((at, id));
     }
 
     /// Segments that drains which run are to empty.
     pub(super) fn drained(&self) -> BTreeSet<SegmentId> {
-        let drains = |task: &&Task| task.kind == TaskKind::Drain && task.state == TaskState::Running;
-        self.by_id.values().filter(drains).flat_map(|task| task.sources.iter().copied()).collect()
+        let drains = self.running().filter(|(_, task)| task.asked.kind == TaskKind::Drain);
+        drains.flat_map(|(_, task)| task.asked.sources.iter().copied()).collect()
     }
 
     /// Whether the indexes are those of the tasks.
     pub(super) fn indexes_agree(&self) -> bool {
-        let by_token = self.by_id.iter().map(|(&id, task)| (task.token, id)).collect();
-        let ended = self.by_id.iter().filter(|(_, task)| task.state != TaskState::Running);
-        self.by_token == by_token && self.ended == ended.map(|(&id, task)| (task.ended, id)).collect()
+        let by_token = self.by_id.iter().map(|(&id, task)| (task.asked.token, id)).collect();
+        let (running, ended): (Vec<_>, Vec<_>) =
+            self.by_id.iter().partition(|(_, task)| task.state == TaskState::Running);
+        self.by_token == by_token
+            && self.running == running.into_iter().map(|(&id, _)| id).collect()
+            && self.ended == ended.into_iter().map(|(&id, task)| (task.ended, id)).collect()
     }
 
     /// The one that ended first, if more are remembered than `kept`.
@@ -116,7 +118,7 @@ impl Tasks {
         }
         let (_, id) = self.ended.pop_first()?;
         let task = self.by_id.remove(&id).expect("an ended task is there");
-        self.by_token.remove(&task.token);
+        self.by_token.remove(&task.asked.token);
         Some((id, task))
     }
 }

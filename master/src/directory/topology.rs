@@ -58,6 +58,8 @@ impl Topology {
             group: record.group().map(|name| &**name),
             started: record.started,
             replicas: replicas.collect(),
+            wanted: record.asked.wanted().into(),
+            made: record.copies.into(),
         }
     }
 

@@ -58,6 +58,10 @@ pub struct ObjectView<'a> {
     pub started: LogTime,
     /// All replicas that have not been dropped.
     pub replicas: SmallVec<[ReplicaPlace; 2]>,
+    /// Replicas that it should have: with fewer it is healed, those above go first.
+    pub wanted: usize,
+    /// Copies that its put made; 0 while it is being put.
+    pub made: usize,
 }
 
 impl ObjectView<'_> {

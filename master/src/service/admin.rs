@@ -10,7 +10,7 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
-use super::{recency, tasks, tenants};
+use super::{hot, recency, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
@@ -167,6 +167,18 @@ impl v1::admin_service_server::AdminService for AdminFace {
     ) -> Result<Response<v1::CancelTaskResponse>, Status> {
         let error = tasks::cancel(&self.service, request.get_ref().task_id).await.err().map(Into::into);
         Ok(Response::new(v1::CancelTaskResponse { error }))
+    }
+
+    async fn list_hot_objects(
+        &self,
+        request: Request<v1::ListHotObjectsRequest>,
+    ) -> Result<Response<v1::ListHotObjectsResponse>, Status> {
+        let listed = hot::list(&self.service, request.get_ref().limit as usize);
+        Ok(Response::new(listed.unwrap_or_else(|error| v1::ListHotObjectsResponse {
+            error: Some(error.into()),
+            mode: self.service.options().dynamic_replication.name().to_owned(),
+            objects: Vec::new(),
+        })))
     }
 
     async fn share_recency(

@@ -1,8 +1,10 @@
 //! Copies under way: what their datanodes are told, what they report, and which are given up (N2).
 //!
 //! A datanode makes a copy as a reader would: it reads a listed replica under a lease that the leader takes out for it,
-//! verifies the bytes, and proves that it stored them. It is told again in every beat until it has reported.
+//! verifies the bytes, and proves that it stored them. It is told as soon as the copy has started, and again in its beats
+//! until it has reported.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidepool_proto::capability::{Capability, Verb};
@@ -13,19 +15,77 @@ use super::leases::{Granted, LeaseTerms};
 use super::puts::grant_valid_ms;
 use super::tenure::Tenure;
 use crate::directory::limits::COPIES_MAX;
-use crate::directory::{CopyView, Op, Outcome, ReplicaEnd};
+use crate::directory::{CopyStart, CopyView, Op, Outcome, ReplicaEnd};
 
-/// Copies that one datanode is told of in one beat.
-const ORDERS_PER_BEAT: usize = 64;
+/// Copies that one datanode is told of in one message.
+const ORDERS_PER_MESSAGE: usize = 256;
+/// Copies given up in one round.
+const GIVEN_UP_PER_ROUND: usize = 256;
+/// How long it is told only of what is new before it is told of everything again.
+const TELL_AGAIN_MS: u64 = 100;
 /// Lease on what is copied; renewed by every beat.
 const SOURCE_LEASE_MS: u64 = 5_000;
 /// The leader's own account of leases; no session has this number.
 const OWN_ACCOUNT: u64 = u64::MAX;
 
-/// What a datanode is to copy.
-pub fn orders(service: &Service, tenure: &Tenure, node: NodeId) -> Vec<v1::CopyOrder> {
-    let copies = service.directory().copies(None, COPIES_MAX).into_iter().filter(|copy| copy.node == node);
-    copies.take(ORDERS_PER_BEAT).filter_map(|copy| order(service, tenure, &copy)).collect()
+/// Starts copies in one proposal; an answer each. Their datanodes are told at once.
+pub async fn start(service: &Service, tenure: &Tenure, copies: &[CopyStart]) -> Result<Vec<Result<(), Error>>, Error> {
+    if copies.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ops: Vec<Op<'_>> = copies.iter().cloned().map(Op::CopyStart).collect();
+    let (mut answers, mut nodes) = (Vec::with_capacity(copies.len()), BTreeSet::new());
+    for outcome in tenure.proposer.propose(&ops, None).await? {
+        answers.push(match outcome {
+            Outcome::CopyGranted(granted) => {
+                nodes.insert(granted.node);
+                Ok(())
+            }
+            Outcome::Refused(error) => Err(error),
+            other => return Err(unexpected("copy_start", &other)),
+        });
+    }
+    let started = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+    service.metrics().copies.with_label_values(&["started"]).inc_by(started);
+    nodes.into_iter().for_each(|node| tenure.nodes.wake(node));
+    Ok(answers)
+}
+
+/// What one conversation with a datanode has told it of.
+#[derive(Default)]
+pub struct Told {
+    replicas: BTreeSet<ReplicaId>,
+    all_ms: u64,
+}
+
+impl Told {
+    /// What is to be told in answer to a beat: everything, or soon after that what is new; but not what the beat reports,
+    /// whose end may not be in the log yet.
+    pub fn in_answer(
+        &mut self,
+        service: &Service,
+        tenure: &Tenure,
+        node: NodeId,
+        reports: &[v1::CopyReport],
+    ) -> Vec<v1::CopyOrder> {
+        if tenure.now_ms().saturating_sub(self.all_ms) >= TELL_AGAIN_MS {
+            self.all_ms = tenure.now_ms();
+            self.replicas.clear();
+        }
+        self.replicas.extend(reports.iter().map(|report| ReplicaId(report.replica_id)));
+        self.new(service, tenure, node)
+    }
+
+    /// What it was not told yet.
+    pub fn new(&mut self, service: &Service, tenure: &Tenure, node: NodeId) -> Vec<v1::CopyOrder> {
+        let copies = service.directory().copies_to_node(node, None, COPIES_MAX);
+        let open: BTreeSet<ReplicaId> = copies.iter().map(|copy| copy.replica).collect();
+        self.replicas.retain(|replica| open.contains(replica));
+        let new = copies.iter().filter(|copy| !self.replicas.contains(&copy.replica)).take(ORDERS_PER_MESSAGE);
+        let orders: Vec<v1::CopyOrder> = new.filter_map(|copy| order(service, tenure, copy)).collect();
+        self.replicas.extend(orders.iter().filter_map(|o| Some(ReplicaId(o.target.as_ref()?.replica_id))));
+        orders
+    }
 }
 
 fn order(service: &Service, tenure: &Tenure, copy: &CopyView) -> Option<v1::CopyOrder> {
@@ -92,14 +152,18 @@ fn write_capability(copy: &CopyView, verb: Verb, length: u64, expires: LogTime) 
 }
 
 /// What a datanode's reports come to. A report without its proof counts as none: the copy is given up in time.
-pub fn ends(service: &Service, node: NodeId, life: Incarnation, reports: &[v1::CopyReport]) -> Vec<Op<'static>> {
+pub fn ends(
+    service: &Service,
+    tenure: &Tenure,
+    node: NodeId,
+    life: Incarnation,
+    reports: &[v1::CopyReport],
+) -> Vec<Op<'static>> {
     let mut ops = Vec::new();
     for report in reports {
         let replica = ReplicaId(report.replica_id);
-        let Some(copy) = service.directory().copies(replica.0.checked_sub(1).map(ReplicaId), 1).pop() else { continue };
-        if copy.replica != replica || copy.node != node || copy.incarnation != life {
-            continue;
-        }
+        let copy = service.directory().copy(replica).filter(|copy| copy.node == node && copy.incarnation == life);
+        let Some(copy) = copy else { continue };
         let (verb, end) = match v1::ReplicaOutcome::try_from(report.outcome) {
             Ok(v1::ReplicaOutcome::Stored) => (Verb::Stored, ReplicaEnd::Stored),
             Ok(v1::ReplicaOutcome::Aborted) => (Verb::Aborted, ReplicaEnd::Aborted),
@@ -115,6 +179,7 @@ pub fn ends(service: &Service, node: NodeId, life: Incarnation, reports: &[v1::C
         }
         if end == ReplicaEnd::Aborted {
             tracing::warn!(node = node.0, object = %copy.object, why = report.message, "a copy failed");
+            tenure.attempts.copy_failed(&copy, &report.message, tenure.now_ms());
         }
         service
             .metrics()
@@ -128,13 +193,15 @@ pub fn ends(service: &Service, node: NodeId, life: Incarnation, reports: &[v1::C
 
 /// Gives up copies that were not reported in time; their space waits for the datanodes' fences (W5).
 pub async fn give_up(service: &Arc<Service>, tenure: &Tenure) -> Result<(), Error> {
-    let now = tenure.log_time();
-    let late = service.directory().copies(None, COPIES_MAX).into_iter();
-    let late = late.filter(|copy| expires(service, copy) <= now);
-    let ops: Vec<Op<'_>> = late.map(|copy| Op::CopyEnd { replica: copy.replica, end: ReplicaEnd::Unknown }).collect();
-    if ops.is_empty() {
+    let Some(started_by) = tenure.log_time().0.checked_sub(grant_valid_ms(service)) else { return Ok(()) };
+    let late = service.directory().copies_started_by(LogTime(started_by), GIVEN_UP_PER_ROUND);
+    if late.is_empty() {
         return Ok(());
     }
+    late.iter()
+        .for_each(|copy| tenure.attempts.copy_failed(copy, "the datanode did not report in time", tenure.now_ms()));
+    let end = |copy: &CopyView| Op::CopyEnd { replica: copy.replica, end: ReplicaEnd::Unknown };
+    let ops: Vec<Op<'_>> = late.iter().map(end).collect();
     service.metrics().copies.with_label_values(&["given_up"]).inc_by(ops.len() as u64);
     for outcome in tenure.proposer.propose(&ops, None).await? {
         match outcome {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, PROTOCOL_VERSION, v1};
+use tidepool_raft::Role;
 
 use super::clients::Clients;
 use super::evictor::Evictor;
@@ -123,8 +124,16 @@ impl Service {
     /// Whether a quorum confirmed this leader lately. One that is cut off keeps its role in Raft; it must not keep its
     /// datanodes on a log time and on commands that nobody else knows.
     pub fn is_confirmed(&self) -> bool {
-        let ago = self.node.status().quorum_confirmed_ago;
-        ago.is_some_and(|ago| ago <= 2 * self.options.election.timeout_max())
+        let status = self.node.status();
+        let mut voters = status.members.iter().filter(|m| m.voter).map(|m| m.member.node_id);
+        // Who is the whole quorum is cut off from nobody, and hears from nobody while it is idle.
+        if status.leadership.role == Role::Leader
+            && voters.next() == Some(self.options.node_id)
+            && voters.next().is_none()
+        {
+            return true;
+        }
+        status.quorum_confirmed_ago.is_some_and(|ago| ago <= 2 * self.options.election.timeout_max())
     }
 
     /// NOT_LEADER, naming the leader when it is known.

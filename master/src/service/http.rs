@@ -21,7 +21,8 @@ pub fn routes(service: Arc<Service>) -> Router {
         .route("/query_key", get(query_key))
         .route("/api/v1/status", get(status_json))
         .route("/api/v1/segments", get(segments_json))
-        .with_state(service)
+        .with_state(service.clone())
+        .merge(super::drain_jobs::routes(service))
 }
 
 /// Segment names, one a line, as Mooncake's route answers.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{NodeId, v1};
+use tokio::sync::watch;
 
 use super::options::VERIFIES_PER_NODE_MAX;
 
@@ -21,6 +22,8 @@ pub struct NodeTable {
 struct Node {
     heard: Option<BootInstant>,
     verify: VecDeque<v1::VerifyReplica>,
+    /// Grows when there is something to tell that should not wait for a beat.
+    orders: watch::Sender<u64>,
 }
 
 impl NodeTable {
@@ -58,6 +61,16 @@ impl NodeTable {
         if now - before > gap_max {
             *self.since.lock() = now;
         }
+    }
+
+    /// There is something to tell the node at once.
+    pub fn wake(&self, node: NodeId) {
+        self.nodes.lock().entry(node).or_default().orders.send_modify(|orders| *orders += 1);
+    }
+
+    /// Sees when there is.
+    pub fn orders(&self, node: NodeId) -> watch::Receiver<u64> {
+        self.nodes.lock().entry(node).or_default().orders.subscribe()
     }
 
     /// Asks the node to verify an extent in place. Returns false when its queue is full or already holds the replica.

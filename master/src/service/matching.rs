@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use regex::bytes::{Regex, RegexBuilder};
-use tidepool_proto::{Error, ErrorCode, ObjectId, ReplicaId, v1};
+use smallvec::SmallVec;
+use tidepool_proto::{Error, ErrorCode, ReplicaId, v1};
 
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
 use super::puts::check_session;
 use super::reads::checked_keys;
 use crate::directory::{
-    ListFilter, ListPage, ObjectState, Op, Outcome, RetireMode, SessionId, SoftPinAction, TenantId, Turn,
+    ClearReplicas, ListFilter, ListPage, ObjectState, Op, Outcome, RetireMode, SessionId, SoftPinAction, TenantId, Turn,
 };
 
 /// Bytes of a regex.
@@ -107,11 +108,13 @@ fn matching(service: &Service, request: &v1::RemoveMatchingRequest, tenant: Tena
     Ok(service.directory().list(tenant, &filter, after, MATCHES_PER_CALL))
 }
 
-/// Removes the replicas of objects on one segment, or all of them; what is leased or being put is left.
+/// Removes the replicas of objects on one segment, or all of them; what is leased or being put is left. Each key has its
+/// own number in the session: repeated, it answers as it did and clears nothing more.
 pub async fn clear(
     service: &Arc<Service>,
     request: &v1::ReplicaClearRequest,
     tenant: TenantId,
+    session: SessionId,
 ) -> Result<v1::ReplicaClearResponse, Error> {
     let keys = checked_keys(request.keys.as_ref())?;
     let tenure = service.barrier().await?;
@@ -121,27 +124,41 @@ pub async fn clear(
         let name = &request.segment_name;
         return Err(Error::new(ErrorCode::SegmentNotFound, format!("segment '{name}' is not mounted")));
     }
-    let (mut ops, mut owners) = (Vec::new(), Vec::new());
+    let mut ops = Vec::with_capacity(keys.len());
+    let mut owners = Vec::with_capacity(keys.len());
+    let is_numbered = request.sequence > 0;
+    if is_numbered {
+        check_session(session)?;
+    }
     for (i, key) in keys.iter().enumerate() {
-        let places: Vec<(ObjectId, ReplicaId)> = service.directory().with_object(tenant, key, |view| {
+        let (object, replicas) = service.directory().with_object(tenant, key, |view| {
             let view = view.filter(|v| v.state == ObjectState::Complete);
             let free = view.filter(|v| tenure.leases.live(v.object, tenure.now_ms()).is_none());
             let on = |v: &crate::directory::ObjectView<'_>| {
                 let there = v.replicas.iter().filter(|r| named.iter().any(|s| s.segment == r.segment));
-                there.map(|r| (v.object, r.replica)).collect()
+                (v.object, there.map(|r| r.replica).collect())
             };
             free.map(on).unwrap_or_default()
         });
-        for (object, replica) in places {
-            ops.push(Op::DropReplica { object, replica });
+        let replicas: SmallVec<[ReplicaId; 2]> = replicas;
+        if is_numbered {
+            // Also when nothing was found: repeated, it must find nothing again.
+            let sequence = request.sequence.saturating_add(i as u64);
+            let turn = Turn { sequence, floor: request.floor };
+            ops.push(Op::ClearReplicas(ClearReplicas { session, turn, object, replicas }));
             owners.push(i);
+        } else {
+            owners.extend(replicas.iter().map(|_| i));
+            ops.extend(replicas.into_iter().map(|replica| Op::DropReplica { object, replica }));
         }
     }
     let mut cleared = vec![0u8; keys.len()];
     if !ops.is_empty() {
         for (i, outcome) in owners.into_iter().zip(tenure.proposer.propose(&ops, None).await?) {
-            if matches!(outcome, Outcome::ReplicaDropped { .. }) {
-                cleared[i] = 1;
+            match outcome {
+                Outcome::ReplicaDropped { .. } | Outcome::Cleared { cleared: true } => cleared[i] = 1,
+                Outcome::Refused(error) if is_numbered => return Err(error),
+                _ => {}
             }
         }
     }

@@ -32,6 +32,10 @@ pub struct ServiceMetrics {
     pub copies: IntCounterVec,
     /// Tasks that ended, by state.
     pub tasks_ended: IntCounterVec,
+    /// Objects that are read often.
+    pub hot_objects: IntGauge,
+    /// Extra replicas of hot objects, by what became of them.
+    pub extra_replicas: IntCounterVec,
     /// Datanodes found silent.
     pub nodes_suspected: IntCounter,
     /// Lease entries.
@@ -113,6 +117,12 @@ impl ServiceMetrics {
             grants_discarded: counter("grants_discarded_total", "Grants neither ended nor revoked in time")?,
             copies: counters("copies_total", "Copies between datanodes, by how they went", &["result"])?,
             tasks_ended: counters("tasks_ended_total", "Tasks that ended, by state", &["state"])?,
+            hot_objects: gauge("hot_objects", "Objects that are read often, as dynamic replication counts them")?,
+            extra_replicas: counters(
+                "extra_replicas_total",
+                "Extra replicas of hot objects: started, or dropped and why",
+                &["event"],
+            )?,
             nodes_suspected: counter("nodes_suspected_total", "Datanodes found silent")?,
             leases: gauge("leases", "Lease entries held by this leader")?,
             leased_bytes: gauge("leased_bytes", "Bytes under lease")?,

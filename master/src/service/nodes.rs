@@ -4,11 +4,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::{Stream, StreamExt};
+use futures::stream::{self, Stream, StreamExt};
 use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId, v1};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::copying;
+use super::copying::{self, Told};
 use super::core::{Service, unexpected, uuid};
 use super::options::REPLICA_IDS_PER_BATCH;
 use super::tenure::Tenure;
@@ -108,7 +109,11 @@ async fn commit(tenure: &Tenure, op: Op<'_>) -> Result<Outcome, Error> {
 }
 
 /// Works on one beat.
-pub(super) fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::HeartbeatResponse, Error> {
+pub(super) fn beat(
+    service: &Arc<Service>,
+    beat: v1::HeartbeatRequest,
+    spoken: &mut Option<Spoken>,
+) -> Result<v1::HeartbeatResponse, Error> {
     let tenure = service.tenure()?;
     let (id, incarnation) = (NodeId(beat.node_id), Incarnation(beat.incarnation));
     if beat.history != service.history().0 {
@@ -139,7 +144,20 @@ pub(super) fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result
             format!("datanode {id} has a newer incarnation {}; {incarnation} must exit", node.incarnation),
         ));
     }
+    let spoken = match spoken {
+        Some(spoken) if (spoken.term, spoken.node, spoken.incarnation) == (tenure.term, id, incarnation) => spoken,
+        _ => spoken.insert(Spoken {
+            term: tenure.term,
+            node: id,
+            incarnation,
+            sequence: 0,
+            told: Told::default(),
+            orders: tenure.nodes.orders(id),
+        }),
+    };
+    spoken.sequence = beat.sequence;
     spawn_ops(service, &tenure, &node, &beat);
+    let copy = spoken.told.in_answer(service, &tenure, id, &beat.copies);
     Ok(v1::HeartbeatResponse {
         error: None,
         term: tenure.term,
@@ -148,7 +166,7 @@ pub(super) fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result
         fence_replicas: upkeep::fences(service, id),
         verify: tenure.nodes.take_verifications(id, REPLICA_IDS_PER_BATCH),
         identity: Some(service.identity()),
-        copy: copying::orders(service, &tenure, id),
+        copy,
     })
 }
 
@@ -165,7 +183,7 @@ fn spawn_ops(service: &Arc<Service>, tenure: &Arc<Tenure>, node: &NodeView, beat
             replicas: beat.fenced_replicas.iter().map(|&r| ReplicaId(r)).collect(),
         });
     }
-    ops.extend(copying::ends(service, node.node, node.incarnation, &beat.copies));
+    ops.extend(copying::ends(service, tenure, node.node, node.incarnation, &beat.copies));
     for verdict in beat.verdicts.iter().filter(|v| !v.intact) {
         tracing::error!(
             node = node.node.0,
@@ -190,6 +208,86 @@ fn spawn_ops(service: &Arc<Service>, tenure: &Arc<Tenure>, node: &NodeView, beat
             tenure.note_copy_ended();
         }
     });
+}
+
+/// Whom a conversation is with, once it has beaten and was answered.
+pub(super) struct Spoken {
+    term: u64,
+    node: NodeId,
+    incarnation: Incarnation,
+    /// Of the last beat that was answered.
+    sequence: u64,
+    told: Told,
+    orders: watch::Receiver<u64>,
+}
+
+/// One datanode's beats and what it is told: an answer to each beat, and copies as soon as they have started.
+struct Conversation {
+    service: Arc<Service>,
+    beats: Streaming<v1::HeartbeatRequest>,
+    spoken: Option<Spoken>,
+}
+
+impl Conversation {
+    /// The next message; None: the datanode says no more.
+    async fn next(&mut self) -> Option<Result<v1::HeartbeatResponse, Status>> {
+        loop {
+            tokio::select! {
+                message = self.beats.next() => return match message? {
+                    Ok(message) => Some(Ok(self.answer(message))),
+                    Err(status) => Some(Err(status)),
+                },
+                () = woken(self.spoken.as_mut()) => {
+                    if let Some(orders) = self.orders() {
+                        return Some(Ok(orders));
+                    }
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, message: v1::HeartbeatRequest) -> v1::HeartbeatResponse {
+        let (service, sequence) = (&self.service, message.sequence);
+        beat(service, message, &mut self.spoken).unwrap_or_else(|error| v1::HeartbeatResponse {
+            error: Some(error.into()),
+            term: service.term(),
+            sequence,
+            identity: Some(service.identity()),
+            ..Default::default()
+        })
+    }
+
+    /// What is new since the last message, under the number of the beat that was answered last.
+    fn orders(&mut self) -> Option<v1::HeartbeatResponse> {
+        let spoken = self.spoken.as_mut()?;
+        let tenure = self.service.tenure().ok().filter(|tenure| tenure.term == spoken.term)?;
+        let node = self.service.directory().node(spoken.node)?;
+        if node.incarnation != spoken.incarnation || !self.service.is_confirmed() {
+            return None;
+        }
+        let copy = spoken.told.new(&self.service, &tenure, spoken.node);
+        (!copy.is_empty()).then(|| v1::HeartbeatResponse {
+            term: tenure.term,
+            sequence: spoken.sequence,
+            log_time_ms: tenure.log_time().0,
+            identity: Some(self.service.identity()),
+            copy,
+            ..Default::default()
+        })
+    }
+}
+
+/// Resolves when there may be something to tell.
+async fn woken(spoken: Option<&mut Spoken>) {
+    match spoken {
+        Some(spoken) => {
+            if spoken.orders.changed().await.is_err() {
+                // The term is over: the next beat says so.
+                std::future::pending().await
+            }
+        }
+        None => std::future::pending().await,
+    }
 }
 
 type BeatStream = Pin<Box<dyn Stream<Item = Result<v1::HeartbeatResponse, Status>> + Send>>;
@@ -221,17 +319,11 @@ impl v1::node_service_server::NodeService for NodeFace {
         &self,
         request: Request<Streaming<v1::HeartbeatRequest>>,
     ) -> Result<Response<BeatStream>, Status> {
-        let service = self.service.clone();
-        let answers = request.into_inner().map(move |message| {
-            let message = message?;
-            let sequence = message.sequence;
-            Ok(beat(&service, message).unwrap_or_else(|error| v1::HeartbeatResponse {
-                error: Some(error.into()),
-                term: service.term(),
-                sequence,
-                identity: Some(service.identity()),
-                ..Default::default()
-            }))
+        let beats = request.into_inner();
+        let conversation = Conversation { service: self.service.clone(), beats, spoken: None };
+        let answers = stream::unfold(conversation, |mut conversation| async move {
+            let message = conversation.next().await?;
+            Some((message, conversation))
         });
         Ok(Response::new(Box::pin(answers)))
     }

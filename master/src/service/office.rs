@@ -9,7 +9,9 @@ use tidepool_proto::{Error, LogTime};
 use tidepool_raft::Role;
 
 use super::core::{Service, unexpected};
+use super::heat::Heat;
 use super::liveness::NodeTable;
+use super::options::DynamicReplication;
 use super::proposer::Proposer;
 use super::tenure::{LogClock, Tenure};
 use super::upkeep;
@@ -86,7 +88,13 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
     let config = service.directory().config();
     let lease_ttl_max_ms = config.config.lease_ttl_max_ms.max(config.lease_ttl_max_before_ms);
     let lease_ttl_max = Duration::from_millis(lease_ttl_max_ms);
-    let tenure = Tenure::new(term, first_index, clock, proposer, NodeTable::new(), lease_ttl_max);
+    let heat = match service.options().dynamic_replication {
+        DynamicReplication::Off => Heat::off(),
+        DynamicReplication::Observe | DynamicReplication::Enforce => {
+            Heat::of(service.options().dynamic_replication_reads)
+        }
+    };
+    let tenure = Tenure::new(term, first_index, clock, proposer, NodeTable::new(), heat, lease_ttl_max);
     tenure.note_segments(service.directory());
     Ok(tenure)
 }

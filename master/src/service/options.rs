@@ -52,7 +52,7 @@ pub struct MasterOptions {
     pub local_first: bool,
     /// Silence after which a client session without open puts ends.
     pub session_idle_timeout: Duration,
-    /// Bytes a second that are copied for objects that lost a copy.
+    /// Bytes a second that are copied for objects that lack a copy, and as many for hot ones.
     pub heal_bytes_per_second: u64,
     /// Bytes that one client may have granted and not ended in any pool, however small (L5). Replicated.
     pub granted_bytes_min: u64,
@@ -60,12 +60,42 @@ pub struct MasterOptions {
     pub hard_pinned_percent_max: u64,
     /// How often the leader has every master audit one more shard; zero: never.
     pub audit_interval: Duration,
+    /// What is done about objects that are read often.
+    pub dynamic_replication: DynamicReplication,
+    /// Reads within a window that make an object hot.
+    pub dynamic_replication_reads: u32,
+    /// The window.
+    pub dynamic_replication_window: Duration,
+    /// Replicas of a hot object, those that are wanted included.
+    pub dynamic_replicas_max: usize,
     /// Calls slower than this are logged.
     pub slow_call: Duration,
     /// Log bytes after which a snapshot is taken and the log purged.
     pub snapshot_log_bytes: u64,
     /// Entries kept behind the snapshot for lagging standbys.
     pub keep_log_entries: u64,
+}
+
+/// What is done about objects that are read often.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DynamicReplication {
+    /// Nothing; reads are not counted.
+    Off,
+    /// They are counted and shown.
+    Observe,
+    /// They get replicas on other hosts.
+    Enforce,
+}
+
+impl DynamicReplication {
+    /// As the setting has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DynamicReplication::Off => "off",
+            DynamicReplication::Observe => "observe",
+            DynamicReplication::Enforce => "enforce",
+        }
+    }
 }
 
 /// Choice of L4 for the first lease window of a term.
@@ -105,6 +135,10 @@ impl MasterOptions {
             granted_bytes_min: Config::default().granted_bytes_min,
             hard_pinned_percent_max: Config::default().hard_pinned_percent_max,
             audit_interval: Duration::from_secs(1),
+            dynamic_replication: DynamicReplication::Off,
+            dynamic_replication_reads: 50,
+            dynamic_replication_window: Duration::from_secs(10),
+            dynamic_replicas_max: 2,
             slow_call: Duration::from_millis(500),
             snapshot_log_bytes: 256 << 20,
             keep_log_entries: 50_000,
@@ -132,6 +166,13 @@ impl MasterOptions {
                 ),
             ));
         }
+        let window = self.dynamic_replication_window;
+        if !(WINDOW_MIN..=WINDOW_MAX).contains(&window) {
+            return Err(Error::new(
+                ErrorCode::InvalidParams,
+                format!("dynamic_replication_window is {window:?}; it must be {WINDOW_MIN:?} to {WINDOW_MAX:?}"),
+            ));
+        }
         if self.lease_ttl_default > self.lease_ttl_max {
             return Err(Error::new(
                 ErrorCode::InvalidParams,
@@ -155,6 +196,10 @@ impl MasterOptions {
         raft
     }
 }
+
+/// Bounds of the window in which reads are counted.
+const WINDOW_MIN: Duration = Duration::from_millis(100);
+const WINDOW_MAX: Duration = Duration::from_secs(3_600);
 
 /// Items one batch call may carry.
 pub const BATCH_ITEMS_MAX: usize = 16_384;

@@ -355,6 +355,7 @@ fn locate(
         Granted::Unprotected => 0,
         Granted::Marked => return None,
     };
+    tenure.heat.note(view.object);
     Some(v1::ObjectLocation {
         code: 0,
         object_id: view.object.0,

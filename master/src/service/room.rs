@@ -258,6 +258,9 @@ pub async fn refill_reserve(service: &Arc<Service>, tenure: &Tenure, put_bytes_p
     if short.is_empty() {
         return Ok(0);
     }
+    if super::hot::give_way(service, tenure, &short).await? {
+        return Ok(0);
+    }
     let segments = (short.len() < segments.len()).then_some(&short);
     let wanted = Wanted { bytes: bytes.min(ROUND_BYTES_MAX), limit: ROUND_OBJECTS_MAX, segments, ..Wanted::default() };
     evict(service, tenure, &wanted, "reserve").await

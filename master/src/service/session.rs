@@ -223,7 +223,9 @@ async fn dispatch(
         Some(Ask::RemoveMatching(r)) => {
             matching::remove(service, r, tenant, session(r.session_id)).await.map(Answer::RemoveMatching)
         }
-        Some(Ask::ReplicaClear(r)) => matching::clear(service, r, tenant).await.map(Answer::ReplicaClear),
+        Some(Ask::ReplicaClear(r)) => {
+            matching::clear(service, r, tenant, session(r.session_id)).await.map(Answer::ReplicaClear)
+        }
         Some(Ask::Pin(r)) => matching::pin(service, r, tenant).await.map(Answer::Pin),
         Some(_) => reads::answer(service, request, tenant, session(0)).await,
         None => Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),

@@ -1,5 +1,5 @@
-//! Tasks: copies, moves and drains that operators ask for, and the healing of what lost a copy (N2). The tasks are in the
-//! log; what is kept here is only how often each part was tried in this term. A new leader goes on where the old one was.
+//! Tasks: copies, moves and drains that operators ask for (N2). The tasks are in the log; what is kept here is only how
+//! often each part failed in this term. A new leader goes on where the old one was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,61 +9,95 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tidepool_proto::{Error, ErrorCode, ObjectId, ReplicaId, SegmentId, v1};
 
+use super::copying::start;
 use super::core::{Service, unexpected, uuid};
 use super::room::{self, Wanted};
 use super::tenure::Tenure;
-use crate::directory::limits::COPIES_MAX;
 use crate::directory::{
     CopyStart, CopyView, CreateTask, ObjectState, Op, Outcome, Task, TaskId, TaskKind, TaskState, TenantId,
 };
 
 /// How often tasks are looked at.
 pub const INTERVAL: Duration = Duration::from_millis(100);
-/// Times one replica's copy is tried before it counts as failed.
+/// Times one replica's copy may fail before it counts as not to be had.
 const ATTEMPTS_MAX: u32 = 10;
+/// Pause before it is tried again: it doubles from the first to the last.
+const PAUSE_MIN_MS: u64 = 50;
+const PAUSE_MAX_MS: u64 = 500;
 /// Objects under way at once of a drain that does not say.
 const CONCURRENCY_DEFAULT: u32 = 4;
 /// Objects under way at once of any drain.
 const CONCURRENCY_MAX: u32 = 256;
-/// Replicas of a draining segment looked at in one round.
-const REPLICAS_PER_ROUND: usize = 4_096;
-/// Copies for healing that are under way at once.
-const HEALING_MAX: usize = 64;
-/// Rounds for which healing rests after a copy was refused.
-const HEALING_REST_ROUNDS: usize = 10;
+/// Replicas of a draining segment looked at under one lock.
+const REPLICAS_PER_PAGE: usize = 1_024;
 /// Bytes of a task's message; the directory refuses longer ones.
 const MESSAGE_BYTES_MAX: usize = 1_000;
 
-/// One replica of a task: of this object, to or from this segment.
-type Part = (TaskId, ObjectId, SegmentId);
+/// One replica of a task: of this object, and the replica that is to go or, where none is, the segment it is to go to.
+type Part = (TaskId, ObjectId, u64);
 
-/// How often each part of each task was tried in this term, and why it failed last.
+fn part(task: TaskId, object: ObjectId, instead_of: Option<ReplicaId>, target: SegmentId) -> Part {
+    (task, object, instead_of.map_or(target.0, |replica| replica.0))
+}
+
+/// The parts that failed in this term: what did not fail is not remembered.
 #[derive(Default)]
-pub struct Attempts(Mutex<BTreeMap<Part, (u32, Arc<str>)>>);
+pub struct Attempts(Mutex<BTreeMap<Part, Failed>>);
+
+struct Failed {
+    count: u32,
+    why: Arc<str>,
+    /// Leader's clock from which on it may be tried again.
+    next_ms: u64,
+}
+
+/// What is to be done about a part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Turn {
+    Try,
+    Wait,
+    GivenUp,
+}
 
 impl Attempts {
-    /// Counts one more; false: that was enough.
-    fn more(&self, part: Part) -> bool {
-        let mut parts = self.0.lock();
-        let (count, _) = parts.entry(part).or_insert((0, "the datanode did not make the copy".into()));
-        *count += 1;
-        *count <= ATTEMPTS_MAX
-    }
-
-    /// Notes why it did not begin. What passes by itself does not count.
-    fn refused(&self, part: Part, why: &Error) {
-        if let Some((count, last)) = self.0.lock().get_mut(&part) {
-            *last = why.to_string().into();
-            if matches!(why.code(), ErrorCode::TaskLimit | ErrorCode::ObjectHasTask) {
-                *count -= 1;
-            }
+    /// Notes that a copy under way came to nothing.
+    pub fn copy_failed(&self, copy: &CopyView, why: &str, now_ms: u64) {
+        if copy.task != TaskId(0) {
+            self.failed(part(copy.task, copy.object, copy.instead_of, copy.segment), why, now_ms);
         }
     }
 
-    fn exhausted(&self, task: TaskId) -> BTreeMap<(ObjectId, SegmentId), Arc<str>> {
+    fn failed(&self, part: Part, why: &str, now_ms: u64) {
+        let mut parts = self.0.lock();
+        let failed = parts.entry(part).or_insert(Failed { count: 0, why: "".into(), next_ms: 0 });
+        failed.count += 1;
+        failed.why = why.into();
+        failed.next_ms = now_ms + (PAUSE_MIN_MS << (failed.count - 1).min(16)).min(PAUSE_MAX_MS);
+    }
+
+    fn turn(&self, part: Part, now_ms: u64) -> Turn {
+        match self.0.lock().get(&part) {
+            Some(failed) if failed.count >= ATTEMPTS_MAX => Turn::GivenUp,
+            Some(failed) if failed.next_ms > now_ms => Turn::Wait,
+            _ => Turn::Try,
+        }
+    }
+
+    /// Why a part, or any of a task's, failed last.
+    fn why(&self, task: TaskId, of: Option<Part>) -> Arc<str> {
         let parts = self.0.lock();
-        let of_task = parts.iter().filter(|((id, ..), (count, _))| *id == task && *count > ATTEMPTS_MAX);
-        of_task.map(|((_, object, segment), (_, why))| ((*object, *segment), why.clone())).collect()
+        let failed = match of {
+            Some(part) => parts.get(&part),
+            None => parts.range((task, ObjectId(0), 0)..=(task, ObjectId(u64::MAX), u64::MAX)).next().map(|(_, f)| f),
+        };
+        failed.map_or_else(|| "".into(), |failed| failed.why.clone())
+    }
+
+    /// Parts of a task that failed and are tried again.
+    fn blocked(&self, task: TaskId) -> u64 {
+        let parts = self.0.lock();
+        let of_task = parts.range((task, ObjectId(0), 0)..=(task, ObjectId(u64::MAX), u64::MAX));
+        of_task.filter(|(_, failed)| failed.count < ATTEMPTS_MAX).count() as u64
     }
 
     fn forget(&self, task: TaskId) {
@@ -74,12 +108,10 @@ impl Attempts {
 /// One round over all tasks that run.
 pub async fn work(service: &Arc<Service>, tenure: &Arc<Tenure>) -> Result<(), Error> {
     super::copying::give_up(service, tenure).await?;
-    for (id, task) in service.directory().tasks().into_iter().filter(|(_, task)| task.state == TaskState::Running) {
-        let copies: Vec<CopyView> =
-            service.directory().copies(None, COPIES_MAX).into_iter().filter(|copy| copy.task == id).collect();
-        let worked = match task.kind {
-            TaskKind::Copy | TaskKind::Move => place(service, tenure, id, &task, &copies).await,
-            TaskKind::Drain => drain(service, tenure, id, &task, &copies).await,
+    for (id, task) in service.directory().running_tasks() {
+        let worked = match task.asked.kind {
+            TaskKind::Copy | TaskKind::Move => place(service, tenure, id, &task).await,
+            TaskKind::Drain => drain(service, tenure, id, &task).await,
         };
         match worked {
             Err(error) if error.code() == ErrorCode::NotLeader => return Err(error),
@@ -91,8 +123,11 @@ pub async fn work(service: &Arc<Service>, tenure: &Arc<Tenure>) -> Result<(), Er
 }
 
 /// A copy or move: each target that has no replica yet gets one.
-async fn place(service: &Service, tenure: &Tenure, id: TaskId, task: &Task, copies: &[CopyView]) -> Result<(), Error> {
-    let held = service.directory().with_object_id(task.object, |view| {
+async fn place(service: &Service, tenure: &Tenure, id: TaskId, task: &Task) -> Result<(), Error> {
+    let asked = &task.asked;
+    // Read before the replicas: a copy that ends in between is a replica then.
+    let copies = service.directory().copies_of_task(id);
+    let held = service.directory().with_object_id(asked.object, |view| {
         let view = view.filter(|v| v.state == ObjectState::Complete)?;
         Some(view.replicas.iter().map(|r| (r.segment, r.replica)).collect::<SmallVec<[(SegmentId, ReplicaId); 4]>>())
     });
@@ -100,8 +135,8 @@ async fn place(service: &Service, tenure: &Tenure, id: TaskId, task: &Task, copi
         return end(service, tenure, id, TaskState::Failed, 1, "the object is not in the directory any more").await;
     };
     let missing = |target: &&SegmentId| !held.iter().any(|(segment, _)| segment == *target);
-    let missing: Vec<SegmentId> = task.targets.iter().filter(missing).copied().collect();
-    let source = task.sources.first().filter(|_| task.kind == TaskKind::Move);
+    let missing: Vec<SegmentId> = asked.targets.iter().filter(missing).copied().collect();
+    let source = asked.sources.first().filter(|_| asked.kind == TaskKind::Move);
     let instead_of = held.iter().find(|(segment, _)| Some(segment) == source).map(|(_, replica)| *replica);
     if missing.is_empty() && copies.is_empty() {
         if instead_of.is_some() {
@@ -110,89 +145,110 @@ async fn place(service: &Service, tenure: &Tenure, id: TaskId, task: &Task, copi
         }
         return end(service, tenure, id, TaskState::Succeeded, 0, "").await;
     }
+    let mut starts = Vec::new();
     for target in missing {
         if copies.iter().any(|copy| copy.segment == target) {
             continue;
         }
-        let part = (id, task.object, target);
-        if !tenure.attempts.more(part) {
-            let why = tenure.attempts.exhausted(id).remove(&(task.object, target)).unwrap_or_else(|| "".into());
-            return end(service, tenure, id, TaskState::Failed, 1, &why).await;
-        }
-        let targets = std::iter::once(target).collect();
-        let copy = CopyStart { object: task.object, instead_of, targets, task: id };
-        if let Err(error) = start(service, tenure, copy).await? {
-            tenure.attempts.refused(part, &error);
-            if error.code() == ErrorCode::NoSpace {
-                make_room(service, tenure, task.object, &BTreeSet::from([target])).await?;
+        let part = part(id, asked.object, instead_of, target);
+        match tenure.attempts.turn(part, tenure.now_ms()) {
+            Turn::Wait => {}
+            Turn::GivenUp => {
+                let why = tenure.attempts.why(id, Some(part));
+                return end(service, tenure, id, TaskState::Failed, 1, &why).await;
+            }
+            Turn::Try => {
+                let targets = std::iter::once(target).collect();
+                starts.push((part, CopyStart { object: asked.object, instead_of, targets, task: id, up_to: 0 }));
             }
         }
     }
-    Ok(())
+    start_all(service, tenure, starts, |start| start.targets.iter().copied().collect()).await
 }
 
 /// A drain: replicas leave the sources, a few at a time, until none is left that can be moved.
-async fn drain(
-    service: &Arc<Service>,
-    tenure: &Arc<Tenure>,
-    id: TaskId,
-    task: &Task,
-    copies: &[CopyView],
+async fn drain(service: &Service, tenure: &Tenure, id: TaskId, task: &Task) -> Result<(), Error> {
+    let asked = &task.asked;
+    let under_way = service.directory().copies_of_task(id);
+    let room = (asked.concurrency.clamp(1, CONCURRENCY_MAX) as usize).saturating_sub(under_way.len());
+    if room == 0 {
+        return Ok(());
+    }
+    let moving: BTreeSet<ReplicaId> = under_way.iter().filter_map(|copy| copy.instead_of).collect();
+    let (mut starts, mut given_up) = (Vec::new(), 0u64);
+    let seen_all = 'walk: {
+        for &source in &asked.sources {
+            let mut from = 0;
+            loop {
+                let page = service.directory().replicas_in(source, from, REPLICAS_PER_PAGE);
+                let Some(&(last, ..)) = page.last() else { break };
+                from = last + 1;
+                for (_, object, replica) in page {
+                    // What is being put or copied there is waited for.
+                    let Some(replica) = replica.filter(|replica| !moving.contains(replica)) else { continue };
+                    let part = part(id, object, Some(replica), source);
+                    match tenure.attempts.turn(part, tenure.now_ms()) {
+                        Turn::GivenUp => given_up += 1,
+                        Turn::Wait => {}
+                        Turn::Try => {
+                            let targets: SmallVec<[SegmentId; 2]> = asked.targets.iter().copied().collect();
+                            let instead_of = Some(replica);
+                            starts.push((part, CopyStart { object, instead_of, targets, task: id, up_to: 0 }));
+                        }
+                    }
+                    if starts.len() == room {
+                        break 'walk false;
+                    }
+                }
+            }
+        }
+        true
+    };
+    let left: u64 = asked.sources.iter().map(|&source| service.directory().replica_count(source)).sum();
+    if !seen_all || !starts.is_empty() || left > given_up {
+        return start_all(service, tenure, starts, |_| drain_targets(service, task)).await;
+    }
+    if left > 0 {
+        let why = tenure.attempts.why(id, None);
+        let message = format!("{left} replicas could not be moved; the last reason: {why}");
+        return end(service, tenure, id, TaskState::Failed, left, &message).await;
+    }
+    if asked.unmount && !unmounted(service, tenure, &asked.sources).await? {
+        return Ok(());
+    }
+    end(service, tenure, id, TaskState::Succeeded, 0, "").await
+}
+
+fn drain_targets(service: &Service, task: &Task) -> BTreeSet<SegmentId> {
+    if !task.asked.targets.is_empty() {
+        return task.asked.targets.iter().copied().collect();
+    }
+    let others = service.directory().segments().into_iter().filter(|s| !s.draining);
+    others.map(|s| s.segment).filter(|segment| !task.asked.sources.contains(segment)).collect()
+}
+
+/// Starts copies in one proposal. For what finds no space some is made where it may go.
+async fn start_all(
+    service: &Service,
+    tenure: &Tenure,
+    starts: Vec<(Part, CopyStart)>,
+    may_go_to: impl Fn(&CopyStart) -> BTreeSet<SegmentId>,
 ) -> Result<(), Error> {
-    let concurrency = task.concurrency.clamp(1, CONCURRENCY_MAX) as usize;
-    let mut room = concurrency.saturating_sub(copies.len());
-    let exhausted = tenure.attempts.exhausted(id);
-    let (mut waiting, mut left) = (copies.len(), 0u64);
-    for &source in &task.sources {
-        for (_, object, replica) in replicas_in(service, source) {
-            if exhausted.contains_key(&(object, source)) {
-                left += 1;
-                continue;
-            }
-            waiting += 1;
-            let Some(replica) = replica else { continue };
-            if room == 0 || copies.iter().any(|copy| copy.instead_of == Some(replica)) {
-                continue;
-            }
-            room -= 1;
-            let part = (id, object, source);
-            if !tenure.attempts.more(part) {
-                continue;
-            }
-            let targets: SmallVec<[SegmentId; 2]> = task.targets.iter().copied().collect();
-            let copy = CopyStart { object, instead_of: Some(replica), targets, task: id };
-            if let Err(error) = start(service, tenure, copy).await? {
-                tenure.attempts.refused(part, &error);
+    let (parts, copies): (Vec<Part>, Vec<CopyStart>) = starts.into_iter().unzip();
+    for ((part, copy), outcome) in parts.into_iter().zip(&copies).zip(start(service, tenure, &copies).await?) {
+        match outcome {
+            Ok(()) => {}
+            // These pass by themselves.
+            Err(error) if matches!(error.code(), ErrorCode::TaskLimit | ErrorCode::ObjectHasTask) => {}
+            Err(error) => {
+                tenure.attempts.failed(part, &error.to_string(), tenure.now_ms());
                 if error.code() == ErrorCode::NoSpace {
-                    let targets = drain_targets(service, task);
-                    make_room(service, tenure, object, &targets).await?;
+                    make_room(service, tenure, copy.object, &may_go_to(copy)).await?;
                 }
             }
         }
     }
-    if waiting > 0 {
-        return Ok(());
-    }
-    let state = if left == 0 { TaskState::Succeeded } else { TaskState::Failed };
-    let why = exhausted.values().next().cloned().unwrap_or_else(|| "".into());
-    let message =
-        if left == 0 { String::new() } else { format!("{left} replicas could not be moved; the last reason: {why}") };
-    if state == TaskState::Succeeded && task.unmount && !unmounted(service, tenure, &task.sources).await? {
-        return Ok(());
-    }
-    end(service, tenure, id, state, left, &message).await
-}
-
-fn replicas_in(service: &Service, segment: SegmentId) -> Vec<(u64, ObjectId, Option<ReplicaId>)> {
-    service.directory().replicas_in(segment, 0, REPLICAS_PER_ROUND)
-}
-
-fn drain_targets(service: &Service, task: &Task) -> BTreeSet<SegmentId> {
-    if !task.targets.is_empty() {
-        return task.targets.iter().copied().collect();
-    }
-    let others = service.directory().segments().into_iter().filter(|s| !s.draining);
-    others.map(|s| s.segment).filter(|segment| !task.sources.contains(segment)).collect()
+    Ok(())
 }
 
 /// Evicts in the segments for an object that is to go there.
@@ -202,8 +258,8 @@ async fn make_room(
     object: ObjectId,
     segments: &BTreeSet<SegmentId>,
 ) -> Result<(), Error> {
-    let Some(victim) = service.directory().with_object_id(object, |v| v.map(|v| v.length)) else { return Ok(()) };
-    let bytes = tidepool_proto::object::extent_bytes(victim);
+    let Some(length) = service.directory().with_object_id(object, |v| v.map(|v| v.length)) else { return Ok(()) };
+    let bytes = tidepool_proto::object::extent_bytes(length);
     let wanted = Wanted { bytes, limit: room::VICTIMS_MAX, segments: Some(segments), ..Wanted::default() };
     room::evict(service, tenure, &wanted, "task").await?;
     Ok(())
@@ -223,17 +279,6 @@ async fn unmounted(service: &Service, tenure: &Tenure, segments: &[SegmentId]) -
         }
     }
     Ok(true)
-}
-
-async fn start(service: &Service, tenure: &Tenure, copy: CopyStart) -> Result<Result<(), Error>, Error> {
-    match tenure.proposer.propose_one(Op::CopyStart(copy), None).await? {
-        Outcome::CopyGranted(_) => {
-            service.metrics().copies.with_label_values(&["started"]).inc();
-            Ok(Ok(()))
-        }
-        Outcome::Refused(error) => Ok(Err(error)),
-        other => Err(unexpected("copy_start", &other)),
-    }
 }
 
 async fn end(
@@ -259,43 +304,6 @@ async fn end(
     }
 }
 
-/// One round of healing: objects that lost a copy get one again, a few bytes at a time. It evicts nothing.
-pub async fn heal(service: &Arc<Service>, tenure: &Tenure) -> Result<(), Error> {
-    if tenure.healing_rests() {
-        return Ok(());
-    }
-    let copies = service.directory().copies(None, COPIES_MAX);
-    let healing = copies.iter().filter(|copy| copy.task == TaskId(0)).count();
-    let mut budget = service.options().heal_bytes_per_second * INTERVAL.as_millis() as u64 / 1_000;
-    let limit = HEALING_MAX.saturating_sub(healing);
-    let page = service.directory().degraded(tenure.heal_cursor(), limit);
-    let is_last = page.len() < limit;
-    for object in page {
-        tenure.set_heal_cursor(Some(object));
-        if copies.iter().any(|copy| copy.object == object) {
-            continue;
-        }
-        let Some(bytes) = service.directory().with_object_id(object, |v| v.map(|v| v.length)) else { continue };
-        let copy = CopyStart { object, instead_of: None, targets: SmallVec::new(), task: TaskId(0) };
-        match start(service, tenure, copy).await? {
-            Ok(()) => budget = budget.saturating_sub(bytes),
-            Err(error) => {
-                // Likely the same for the next ones: the log is spared for a while, then the others are tried.
-                tracing::debug!(%object, %error, "a lost copy is not made again yet");
-                tenure.rest_healing(HEALING_REST_ROUNDS);
-                return Ok(());
-            }
-        }
-        if budget == 0 {
-            return Ok(());
-        }
-    }
-    if is_last && limit > 0 {
-        tenure.set_heal_cursor(None);
-    }
-    Ok(())
-}
-
 /// Creates a task as an operator asks for it.
 pub async fn create(service: &Arc<Service>, request: &v1::CreateTaskRequest) -> Result<TaskId, Error> {
     let tenure = service.barrier().await?;
@@ -305,6 +313,11 @@ pub async fn create(service: &Arc<Service>, request: &v1::CreateTaskRequest) -> 
         Ok(v1::TaskKind::Drain) => TaskKind::Drain,
         _ => return Err(Error::new(ErrorCode::InvalidParams, "a task is a copy, a move or a drain")),
     };
+    let token = uuid(&request.token, "token")?;
+    // By the time a request is repeated its object or segments may be gone: the token alone says which task it is.
+    if let Some(task) = service.directory().task_by_token(&token) {
+        return Ok(task);
+    }
     let object = match kind {
         TaskKind::Drain => ObjectId(0),
         TaskKind::Copy | TaskKind::Move => object(service, &request.tenant, &request.key)?,
@@ -316,10 +329,13 @@ pub async fn create(service: &Arc<Service>, request: &v1::CreateTaskRequest) -> 
         targets: segments(service, &request.target_segments)?,
         concurrency: if request.concurrency == 0 { CONCURRENCY_DEFAULT } else { request.concurrency },
         unmount: request.unmount,
-        token: uuid(&request.token, "token")?,
+        token,
     };
     match tenure.proposer.propose_one(Op::CreateTask(create), None).await? {
-        Outcome::TaskCreated { task } => Ok(task),
+        Outcome::TaskCreated { task } => {
+            tenure.note_copy_ended();
+            Ok(task)
+        }
         Outcome::Refused(error) => Err(error),
         other => Err(unexpected("create_task", &other)),
     }
@@ -367,23 +383,23 @@ pub async fn list(service: &Service, task: u64) -> Result<Vec<v1::TaskStatus>, E
             }
         },
     };
-    let now = tenure.log_time();
-    Ok(found.into_iter().map(|(id, task)| status(service, id, &task, now.0)).collect())
+    Ok(found.into_iter().map(|(id, task)| status(service, &tenure, id, &task)).collect())
 }
 
-fn status(service: &Service, id: TaskId, task: &Task, now_ms: u64) -> v1::TaskStatus {
-    let left = match (task.state, task.kind) {
-        (TaskState::Running, TaskKind::Drain) => {
-            task.sources.iter().map(|&source| replicas_in(service, source).len() as u64).sum()
-        }
-        (TaskState::Running, _) => (task.targets.len() as u64).saturating_sub(task.done),
-        _ => task.left,
+fn status(service: &Service, tenure: &Tenure, id: TaskId, task: &Task) -> v1::TaskStatus {
+    let (asked, now_ms) = (&task.asked, tenure.log_time().0);
+    let runs = task.state == TaskState::Running;
+    let left = match asked.kind {
+        _ if !runs => task.left,
+        TaskKind::Drain => asked.sources.iter().map(|&source| service.directory().replica_count(source)).sum(),
+        TaskKind::Copy | TaskKind::Move => (asked.targets.len() as u64).saturating_sub(task.done),
     };
-    let kind = match task.kind {
+    let kind = match asked.kind {
         TaskKind::Copy => v1::TaskKind::Copy,
         TaskKind::Move => v1::TaskKind::Move,
         TaskKind::Drain => v1::TaskKind::Drain,
     };
+    let name = |id: &SegmentId| service.directory().segment(*id).map_or(id.0.to_string(), |s| s.name.to_string());
     v1::TaskStatus {
         task_id: id.0,
         kind: kind as i32,
@@ -393,16 +409,52 @@ fn status(service: &Service, id: TaskId, task: &Task, now_ms: u64) -> v1::TaskSt
         left,
         message: task.message.to_string(),
         age_ms: now_ms.saturating_sub(task.created.0),
+        source_segments: asked.sources.iter().map(name).collect(),
+        under_way: if runs { service.directory().copies_of_task(id).len() as u64 } else { 0 },
+        blocked: if runs { tenure.attempts.blocked(id) } else { 0 },
+        moved_bytes: task.done_bytes,
+        ended_age_ms: if runs { 0 } else { now_ms.saturating_sub(task.ended.0).max(1) },
     }
 }
 
-/// Ends a task that runs; what it has done stays done.
+/// Ends a task that runs; what it has done stays done, and what is under way ends by itself.
 pub async fn cancel(service: &Service, task: u64) -> Result<(), Error> {
     let tenure = service.tenure()?;
-    let op = Op::EndTask { task: TaskId(task), state: TaskState::Cancelled, left: 0, message: "cancelled" };
+    let running = service.directory().task(TaskId(task)).filter(|task| task.state == TaskState::Running);
+    let left = running.map_or(0, |running| status(service, &tenure, TaskId(task), &running).left);
+    let op = Op::EndTask { task: TaskId(task), state: TaskState::Cancelled, left, message: "cancelled" };
     match tenure.proposer.propose_one(op, None).await? {
-        Outcome::Done => Ok(()),
+        Outcome::Done => {
+            tenure.attempts.forget(TaskId(task));
+            Ok(())
+        }
         Outcome::Refused(error) => Err(error),
         other => Err(unexpected("end_task", &other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What failed waits longer each time, and is given up after its attempts; what did not fail is not remembered.
+    #[test]
+    fn attempts_are_counted_by_failure_and_spaced() {
+        let attempts = Attempts::default();
+        let (task, object) = (TaskId(1), ObjectId(2));
+        let [one, other] = [3, 4].map(|n| part(task, object, Some(ReplicaId(n)), SegmentId(9)));
+        let mut now_ms = 0;
+        for count in 1..ATTEMPTS_MAX {
+            assert_eq!(attempts.turn(one, now_ms), Turn::Try);
+            attempts.failed(one, "no space", now_ms);
+            assert_eq!(attempts.turn(one, now_ms), Turn::Wait, "attempt {count}");
+            now_ms += PAUSE_MAX_MS;
+        }
+        assert_eq!((attempts.blocked(task), attempts.turn(other, now_ms)), (1, Turn::Try));
+        attempts.failed(one, "still none", now_ms);
+        assert_eq!(attempts.turn(one, u64::MAX), Turn::GivenUp);
+        assert_eq!((attempts.blocked(task), &*attempts.why(task, None)), (0, "still none"));
+        attempts.forget(task);
+        assert_eq!(attempts.turn(one, now_ms), Turn::Try);
     }
 }

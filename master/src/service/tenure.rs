@@ -11,6 +11,7 @@ use tidepool_proto::clock::{BootInstant, grantor_share};
 use tidepool_proto::{LogTime, ObjectId, ReplicaId};
 use tokio::sync::{Notify, watch};
 
+use super::heat::Heat;
 use super::leases::LeaseTable;
 use super::liveness::NodeTable;
 use super::options::LEASED_PERCENT_MAX;
@@ -31,8 +32,10 @@ pub struct Tenure {
     pub nodes: NodeTable,
     /// The way into the log.
     pub proposer: Proposer,
-    /// How often parts of tasks were tried.
+    /// Parts of tasks that failed.
     pub attempts: Attempts,
+    /// How often objects are read.
+    pub heat: Heat,
     heal_cursor: Mutex<Option<ObjectId>>,
     copy_ended: Notify,
     reclaim_cursor: Mutex<Option<ReplicaId>>,
@@ -75,6 +78,7 @@ impl Tenure {
         clock: LogClock,
         proposer: Proposer,
         nodes: NodeTable,
+        heat: Heat,
         lease_ttl_max: Duration,
     ) -> Arc<Tenure> {
         Arc::new(Tenure {
@@ -83,6 +87,7 @@ impl Tenure {
             nodes,
             proposer,
             attempts: Attempts::default(),
+            heat,
             heal_cursor: Mutex::new(None),
             copy_ended: Notify::new(),
             reclaim_cursor: Mutex::new(None),
@@ -188,7 +193,7 @@ impl Tenure {
         self.heal_pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// A copy has ended: its task may go on.
+    /// A copy has ended, or a task began: tasks may go on.
     pub fn note_copy_ended(&self) {
         self.copy_ended.notify_one();
     }

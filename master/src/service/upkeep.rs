@@ -14,6 +14,7 @@ use super::recency;
 use super::room;
 use super::tasks;
 use super::tenure::Tenure;
+use super::{healing, hot};
 use crate::directory::{Contact, NodeView, Op, Outcome, SessionId};
 
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);
@@ -46,7 +47,8 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         move || wake.clone().copy_ended(),
         |s, t| async move { tasks::work(&s, &t).await },
     );
-    every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { tasks::heal(&s, &t).await });
+    every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { healing::heal(&s, &t).await });
+    every(service, tenure, hot::interval(service), "hot", |s, t| async move { hot::work(&s, &t).await });
     let sessions_interval =
         (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);
     every(service, tenure, sessions_interval, "sessions", |s, t| async move { expire_sessions(&s, &t).await });

@@ -71,12 +71,16 @@ impl Quorum {
     }
 
     pub async fn datanode(&self, bytes: u64) -> Datanode {
+        self.datanode_on("host", bytes).await
+    }
+
+    pub async fn datanode_on(&self, host_id: &str, bytes: u64) -> Datanode {
         let mut rpc = NodeServiceClient::connect(self.uri.clone()).await.expect("the datanode connects");
         let register = v1::RegisterRequest {
             identity: Some(v1::Identity { protocol_version: PROTOCOL_VERSION, ..Default::default() }),
             node_uuid: rand::random::<[u8; 16]>().to_vec().into(),
             address: "127.0.0.1:1".to_owned(),
-            host_id: "host".to_owned(),
+            host_id: host_id.to_owned(),
             process_uuid: rand::random::<[u8; 16]>().to_vec().into(),
         };
         let registered = rpc.register(register).await.expect("register").into_inner();
@@ -91,6 +95,7 @@ impl Quorum {
         assert_eq!((mounted.error, mounted.segments[0].error.clone()), (None, None));
         Datanode {
             rpc,
+            segment_id: mounted.segments[0].segment_id,
             node_id: registered.node_id,
             incarnation: registered.incarnation,
             secret: Secret(registered.cluster_secret[..].try_into().expect("32 bytes")),
@@ -101,6 +106,7 @@ impl Quorum {
 
 pub struct Datanode {
     pub rpc: NodeServiceClient<Channel>,
+    pub segment_id: u64,
     pub node_id: u64,
     pub incarnation: u64,
     pub secret: Secret,

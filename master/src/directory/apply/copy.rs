@@ -1,5 +1,6 @@
 //! Copies and moves of replicas (N2), and the tasks they are part of.
 
+use super::release::Dropped;
 use super::{Applied, Apply, Charge, Sign, check_count, invalid};
 use crate::directory::copies::OpenCopy;
 use crate::directory::limits::{COPIES_MAX, TASK_MESSAGE_BYTES_MAX, TASKS_ENDED_KEPT, TASKS_RUNNING_MAX};
@@ -22,6 +23,24 @@ impl Apply<'_> {
             return Err(Error::new(
                 ErrorCode::TaskLimit,
                 format!("{COPIES_MAX} copies are under way, the limit; wait for some"),
+            ));
+        }
+        if copy.task.0 != 0 && !self.core.tasks.is_running(copy.task) {
+            return Err(Error::new(
+                ErrorCode::TaskNotFound,
+                format!("task {} has ended or is unknown: no copy starts for it", copy.task),
+            ));
+        }
+        let coming = self.core.copies.of(copy.object).filter(|(_, other)| other.instead_of.is_none()).count();
+        if copy.up_to > 0 && copy.instead_of.is_none() && record.replicas.len() + coming >= copy.up_to.into() {
+            return Err(Error::new(
+                ErrorCode::ReplicaAlreadyExists,
+                format!(
+                    "object {} has {} replicas and {coming} on their way; {} were to be",
+                    copy.object,
+                    record.replicas.len(),
+                    copy.up_to
+                ),
             ));
         }
         if let Some(source) = copy.instead_of
@@ -79,6 +98,7 @@ impl Apply<'_> {
             object: copy.object,
             instead_of: copy.instead_of,
             segment,
+            node: self.core.space.segment(segment).node,
             offset,
             bytes,
             started: self.core.clock,
@@ -115,6 +135,11 @@ impl Apply<'_> {
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
         self.digest_record(at, record, Sign::Sub);
+        if copy.task.0 != 0 && copy.instead_of.is_none() {
+            // An operator wants one more; what is above the number wanted now stays above it.
+            let above = record.replicas.len().saturating_sub(record.asked.wanted().into());
+            record.asked = record.asked.at_least(record.replicas.len() + 1 - above);
+        }
         record.replicas.push(Replica { id: replica, offset: copy.offset, segment: copy.segment });
         let gone = copy.instead_of.and_then(|id| record.replicas.iter().position(|r| r.id == id));
         let gone = gone.map(|place| record.replicas.remove(place));
@@ -126,8 +151,24 @@ impl Apply<'_> {
             // Readers may hold leases on it.
             self.retire_readable(copy.object, gone, copy.bytes, RetireMode::RetireOnly);
         }
-        self.count_done(copy.task);
+        self.count_done(copy.task, copy.bytes);
         Ok(Outcome::CopyEnded { stored: true })
+    }
+
+    /// Drops a replica above the number wanted. Readers may hold leases on it.
+    pub(super) fn drop_extra(&mut self, object: ObjectId, replica: ReplicaId) -> Applied {
+        let record = self.complete_record(object)?;
+        let found = record.replicas.iter().copied().find(|r| r.id == replica);
+        let found = found.ok_or_else(|| replica_not_found(object, replica))?;
+        let (held, wanted) = (record.replicas.len(), record.asked.wanted());
+        if held <= wanted.into() {
+            return Err(Error::new(
+                ErrorCode::ReplicaNotFound,
+                format!("object {object} has {held} replicas and wants {wanted}: none is extra"),
+            ));
+        }
+        self.drop_one_of_several(self.core.index[&object], found, Dropped::Lost);
+        Ok(Outcome::ReplicaDropped { object_gone: false })
     }
 
     /// Takes a copy off the books; its extent is the caller's.
@@ -150,7 +191,8 @@ impl Apply<'_> {
 
     /// Copies into a segment that goes.
     pub(super) fn lose_copies(&mut self, slot: u32) {
-        for replica in self.core.copies.to_segment(slot) {
+        let node = self.core.space.segment(slot).node;
+        for replica in self.core.copies.to_segment(node, slot) {
             let copy = self.forget_copy(replica).expect("just listed");
             let tenant = self.with_record(self.core.index[&copy.object], |r| r.tenant);
             self.charge(tenant, Charge::Return { bytes: copy.bytes, objects: 0 });
@@ -173,7 +215,7 @@ impl Apply<'_> {
             return Ok(Outcome::TaskCreated { task });
         }
         check_count("segments", create.sources.len() + create.targets.len())?;
-        if self.core.tasks.running() >= TASKS_RUNNING_MAX {
+        if self.core.tasks.running().len() >= TASKS_RUNNING_MAX {
             return Err(Error::new(
                 ErrorCode::TaskLimit,
                 format!("{TASKS_RUNNING_MAX} tasks are running, the limit; wait for some, or cancel them"),
@@ -197,17 +239,12 @@ impl Apply<'_> {
         }
         let id = TaskId(self.at.0);
         let task = Task {
-            kind: create.kind,
-            object: create.object,
-            sources: create.sources.clone(),
-            targets: create.targets.clone(),
-            concurrency: create.concurrency.max(1),
-            unmount: create.unmount,
-            token: create.token,
+            asked: CreateTask { concurrency: create.concurrency.max(1), ..create.clone() },
             created: self.core.clock,
             state: TaskState::Running,
             ended: LogTime(0),
             done: 0,
+            done_bytes: 0,
             left: 0,
             message: "".into(),
         };
@@ -253,7 +290,7 @@ impl Apply<'_> {
         core.digest.sub(|c| c.task(id, task));
         (task.state, task.ended, task.left, task.message) = (state, core.clock, left, message.into());
         core.digest.add(|c| c.task(id, task));
-        let (kind, sources, unmount) = (task.kind, task.sources.clone(), task.unmount);
+        let (kind, sources, unmount) = (task.asked.kind, task.asked.sources.clone(), task.asked.unmount);
         core.tasks.note_ended(id, core.clock);
         while let Some((old, task)) = core.tasks.forget_above(TASKS_ENDED_KEPT) {
             core.digest.sub(|c| c.task(old, &task));
@@ -268,11 +305,12 @@ impl Apply<'_> {
         Ok(Outcome::Done)
     }
 
-    fn count_done(&mut self, id: TaskId) {
+    fn count_done(&mut self, id: TaskId, bytes: u64) {
         let core = &mut *self.core;
         if let Some(task) = core.tasks.by_id.get_mut(&id) {
             core.digest.sub(|c| c.task(id, task));
             task.done += 1;
+            task.done_bytes += bytes;
             core.digest.add(|c| c.task(id, task));
         }
     }

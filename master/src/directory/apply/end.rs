@@ -38,7 +38,7 @@ impl Apply<'_> {
         let until = self.core.open.get(&end.object).map_or(LogTime(0), |open| self.pinned_until(open));
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
-        let ends = check_statuses(end.object, record.granted, &end.replicas)?;
+        let ends = check_statuses(end.object, record.asked.granted(), &end.replicas)?;
         if record.is_complete() {
             if record.stored_slots == ends.stored {
                 return Ok(Outcome::Ended { copies: record.copies.into(), replaced: None });
@@ -81,6 +81,7 @@ impl Apply<'_> {
             self.core.groups.finish(&name);
         }
         self.note_found(&completed);
+        self.core.note_copies(&completed);
         let shards = self.shards;
         self.core.note_change(|| readable(shards, &completed));
         Ok(Outcome::Ended { copies: completed.copies.into(), replaced: open.replaces })
@@ -119,7 +120,7 @@ impl Apply<'_> {
     pub(super) fn put_revoke(&mut self, end: &PutEnd) -> Applied {
         let Some(&at) = self.core.index.get(&end.object) else { return Err(grant_lost(end.object)) };
         self.check_writer(end)?;
-        let (granted, complete) = self.with_record(at, |r| (r.granted, r.is_complete()));
+        let (granted, complete) = self.with_record(at, |r| (r.asked.granted(), r.is_complete()));
         let mut ends = check_statuses(end.object, granted, &end.replicas)?;
         if complete {
             return Err(Error::new(

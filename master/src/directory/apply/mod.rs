@@ -20,6 +20,7 @@ use super::outcome::Outcome;
 use super::topology::Topology;
 use super::view::Change;
 use parking_lot::RwLock;
+use release::Dropped;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{Error, ErrorCode, ObjectId, OpId};
 
@@ -85,7 +86,9 @@ impl Apply<'_> {
             Op::FenceAcknowledged { node, incarnation, replicas } => {
                 self.fence_acknowledged(*node, *incarnation, replicas)
             }
-            Op::DropReplica { object, replica } => self.drop_replica(*object, *replica),
+            Op::DropReplica { object, replica } => self.drop_replica(*object, *replica, Dropped::Lost),
+            Op::DropExtra { object, replica } => self.drop_extra(*object, *replica),
+            Op::ClearReplicas(clear) => self.clear_replicas(clear),
             Op::CopyStart(copy) => self.copy_start(copy),
             Op::CopyEnd { replica, end } => self.copy_end(*replica, *end),
             Op::CreateTask(create) => self.create_task(create),
@@ -157,6 +160,7 @@ impl Apply<'_> {
         self.charge(record.tenant, Charge::Return { bytes: record.all_bytes(), objects: 1 });
         self.drop_copies(&record);
         self.core.degraded.remove(&object);
+        self.core.extra.remove(&object);
         if !record.is_complete() {
             self.close_put(&record);
         }

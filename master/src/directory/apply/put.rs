@@ -9,7 +9,7 @@ use crate::directory::limits::{
     DATA_TYPE_MAX, EXCLUDED_NODES_MAX, GRANTED_PERCENT_MAX, GROUP_MEMBERS_MAX, GROUP_NAME_BYTES_MAX,
     PREFERRED_SEGMENTS_MAX, SOFT_PIN_TTL_MAX_MS, VICTIMS_PER_OP_MAX,
 };
-use crate::directory::objects::{Extras, Record, Replica};
+use crate::directory::objects::{Asked, Extras, Record, Replica};
 use crate::directory::op::{PutStart, SoftPinAction, TenantId};
 use crate::directory::outcome::{Answered, Grant, GrantedReplica, Outcome};
 use smallvec::SmallVec;
@@ -232,7 +232,7 @@ impl Apply<'_> {
             started: self.core.clock,
             tenant: put.tenant,
             stored_slots: 0,
-            granted: replicas.len() as u8,
+            asked: Asked::of(put.replica_num, replicas.len() as u8).expect("checked before: both are at most 15"),
             copies: 0,
             data_type: put.data_type,
             hard_pinned: put.hard_pin || replaced.is_some_and(|old| old.hard_pinned),

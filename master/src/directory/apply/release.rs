@@ -2,12 +2,21 @@
 
 use super::{Applied, Apply, Charge, Sign, check_count};
 use crate::directory::groups::GroupName;
-use crate::directory::objects::{Record, Replica};
+use crate::directory::objects::{Location, Record, Replica};
 use crate::directory::op::RetireMode;
 use crate::directory::outcome::Outcome;
 use crate::directory::space::{Retired, Use};
 use std::collections::BTreeSet;
 use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId};
+
+/// Why a replica goes while its object stays.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dropped {
+    /// As many as before are wanted: it is made again.
+    Lost,
+    /// One less is wanted.
+    Unwanted,
+}
 
 /// Objects named for eviction, and the groups that were looked at or are to stay: each object is answered once.
 pub(super) struct Named {
@@ -115,7 +124,8 @@ impl Apply<'_> {
         Ok(Outcome::Reclaimed { replicas: count, bytes })
     }
 
-    pub(super) fn drop_replica(&mut self, object: ObjectId, replica: ReplicaId) -> Applied {
+    /// Drops a replica that is bad, or not wanted any more.
+    pub(super) fn drop_replica(&mut self, object: ObjectId, replica: ReplicaId, why: Dropped) -> Applied {
         let Some(&at) = self.core.index.get(&object) else {
             return Err(Error::new(ErrorCode::ObjectNotFound, format!("object {object} is not in the directory")));
         };
@@ -141,16 +151,24 @@ impl Apply<'_> {
             record.group_name().iter().for_each(|name| self.bury_group(name));
             return Ok(Outcome::ReplicaDropped { object_gone: true });
         }
+        self.drop_one_of_several(at, found, why);
+        Ok(Outcome::ReplicaDropped { object_gone: false })
+    }
+
+    /// Takes a replica from a COMPLETE object that has others. Readers may hold leases on it.
+    pub(super) fn drop_one_of_several(&mut self, at: Location, found: Replica, why: Dropped) {
         let mut shard = self.shards.write(at.shard());
         let record = shard.record_mut(at.slot()).expect("the index names a record");
         self.digest_record(at, record, Sign::Sub);
-        record.replicas.retain(|r| r.id != replica);
+        record.replicas.retain(|r| r.id != found.id);
+        if why == Dropped::Unwanted {
+            record.asked = record.asked.one_less();
+        }
         self.digest_record(at, record, Sign::Add);
-        let (bytes, tenant) = (record.extent_bytes(), record.tenant);
+        let (object, bytes, tenant) = (record.object, record.extent_bytes(), record.tenant);
         self.core.note_copies(record);
         drop(shard);
         self.charge(tenant, Charge::Return { bytes, objects: 0 });
         self.retire_readable(object, found, bytes, RetireMode::RetireOnly);
-        Ok(Outcome::ReplicaDropped { object_gone: false })
     }
 }

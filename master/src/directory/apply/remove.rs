@@ -1,9 +1,10 @@
 //! Removal by key and by match, executed at most once per (session, sequence) (W8).
 
 use super::put::shown;
+use super::release::Dropped;
 use super::{Applied, Apply, check_count, invalid};
 use crate::directory::objects::Record;
-use crate::directory::op::{Remove, RetireMode, SessionId, Turn};
+use crate::directory::op::{ClearReplicas, Remove, RetireMode, SessionId, Turn};
 use crate::directory::outcome::{Answered, Outcome, Removal};
 use tidepool_proto::ObjectId;
 use tidepool_proto::keys::check_key;
@@ -67,6 +68,23 @@ impl Apply<'_> {
         }
         self.record_answer(id, turn, Answered::Removed { objects: removed });
         Ok(Outcome::RemovedObjects { objects: removed })
+    }
+
+    /// What the leader named of an object goes; what is not there, or is being put, stays.
+    pub(super) fn clear_replicas(&mut self, clear: &ClearReplicas) -> Applied {
+        check_count("replicas", clear.replicas.len())?;
+        let (id, turn) = (clear.session, clear.turn);
+        match self.core.sessions.get_mut(id)?.check_turn(id, turn)? {
+            None => {}
+            Some(Answered::Cleared(cleared)) => return Ok(Outcome::Cleared { cleared }),
+            Some(_) => return Err(invalid(format!("sequence {} was used by another request", turn.sequence))),
+        }
+        let mut cleared = false;
+        for &replica in &clear.replicas {
+            cleared |= self.drop_replica(clear.object, replica, Dropped::Unwanted).is_ok();
+        }
+        self.record_answer(id, turn, Answered::Cleared(cleared));
+        Ok(Outcome::Cleared { cleared })
     }
 
     /// Records what a key-named op answered, and forgets what lies below the floor.

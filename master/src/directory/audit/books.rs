@@ -42,6 +42,7 @@ pub(in crate::directory) struct Books {
     pub(in crate::directory) records: u64,
     pub(in crate::directory) processing: u64,
     pub(in crate::directory) degraded: u64,
+    pub(in crate::directory) extra: u64,
     pub(in crate::directory) unclean: u64,
 }
 
@@ -69,6 +70,7 @@ impl Books {
         }
         sign.count(&mut self.records, 1);
         sign.count(&mut self.degraded, record.is_degraded().into());
+        sign.count(&mut self.extra, record.has_extra().into());
         if !record.is_complete() {
             sign.count(&mut self.processing, 1);
             let account = self.sessions.entry(session.unwrap_or_default()).or_default();

@@ -10,6 +10,7 @@ use crate::directory::objects::{Location, Record, SegmentSlot, Shard, Shards};
 use crate::directory::op::SessionId;
 use crate::directory::topology::Topology;
 use parking_lot::RwLock;
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use tidepool_proto::{ObjectId, ReplicaId, SegmentId};
 
@@ -358,13 +359,15 @@ fn differences(core: &Core, shards: &Shards, topology: &RwLock<Topology>, kind: 
         }
         ViolationKind::Index => {
             let held: usize = (0..SHARDS).map(|number| shards.read(number).len()).sum();
-            let known = (core.index.len(), core.open.len(), core.degraded.len(), core.unclean.len());
-            let seen = (held, books.processing as usize, books.degraded as usize, books.unclean as usize);
+            let known = [&core.degraded, &core.extra].map(BTreeSet::len);
+            let known = (core.index.len(), core.open.len(), known, core.unclean.len());
+            let seen = [books.degraded, books.extra].map(|count| count as usize);
+            let seen = (held, books.processing as usize, seen, books.unclean as usize);
             require(known == seen && books.records as usize == held, &|| {
-                format!("the lists of (all, open, degraded, unfenced) have {known:?} entries; there are {seen:?}")
+                format!("the lists of (all, open, degraded and with extras, unfenced) have {known:?} entries; there are {seen:?}")
             });
             require(core.space.indexes_agree(), &|| "segments by their largest extent are wrong".to_owned());
-            require(core.copies.index_agrees(), &|| "copies by object are wrong".to_owned());
+            require(core.copies.indexes_agree(), &|| "copies by object, task or node are wrong".to_owned());
             require(core.tasks.indexes_agree(), &|| "tasks by token are wrong".to_owned());
             require(*topology.read() == core.topology(), &|| "what readers see of the segments is wrong".to_owned());
         }

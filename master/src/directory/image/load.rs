@@ -11,7 +11,7 @@ use crate::directory::free_space::FreeSpace;
 use crate::directory::limits::{Config, ConfigState, FEATURE_LEVEL, SHARDS, Strategy};
 use crate::directory::nodes::{EARLIER_PROCESSES_MAX, Node};
 use crate::directory::objects::{Location, Record, Shards};
-use crate::directory::op::{Contact, Quota, SessionId, TaskId, TaskKind, TenantId};
+use crate::directory::op::{Contact, CreateTask, Quota, SessionId, TaskId, TaskKind, TenantId};
 use crate::directory::outcome::{Answered, Removal};
 use crate::directory::sessions::Session;
 use crate::directory::space::{Extent, Retired, Segment, Use};
@@ -220,6 +220,7 @@ fn merge(
             core.open.insert(object, open);
         }
         core.degraded.extend(shard.degraded);
+        core.extra.extend(shard.extra);
     }
     Ok(())
 }
@@ -362,6 +363,7 @@ fn read_session(core: &mut Core, row: &SessionRow<'_>) -> Result<(), RestoreErro
             (2, _) => Answered::Removal(Removal::NotReady),
             (3, objects) => Answered::Removed { objects },
             (4, object) => Answered::Upsert(ObjectId(object)),
+            (5, cleared) => Answered::Cleared(cleared != 0),
             (other, _) => return Err(inconsistent(format!("unknown outcome {other}"))),
         };
         core.parts.sessions.add(&id, |c| c.answered(id, sequence, answered));
@@ -421,6 +423,7 @@ fn read_copies(core: &mut Core, shards: &Shards, bytes: &[u8], extents: &mut Vec
             object,
             instead_of: Some(ReplicaId(row.instead_of)).filter(|r| r.0 != 0),
             segment,
+            node: core.space.segment(segment).node,
             offset: row.offset,
             bytes,
             started: LogTime(row.started),
@@ -441,22 +444,26 @@ fn read_tasks(core: &mut Core, bytes: &[u8]) -> Result<(), RestoreError> {
     let part: TasksPart<'_> = unpack(bytes, "task_manager")?;
     for row in &part.tasks {
         let id = TaskId(row.task);
-        let task = Task {
+        let asked = CreateTask {
             kind: numbered(&[TaskKind::Copy, TaskKind::Move, TaskKind::Drain], row.kind, "task kind")?,
-            state: numbered(&TaskState::ALL, row.state, "task state")?,
             unmount: row.unmount,
             token: array(row.token, "token")?,
             object: ObjectId(row.object),
             sources: row.sources.iter().copied().map(SegmentId).collect(),
             targets: row.targets.iter().copied().map(SegmentId).collect(),
             concurrency: row.concurrency,
+        };
+        let task = Task {
+            asked,
             created: LogTime(row.created),
+            state: numbered(&TaskState::ALL, row.state, "task state")?,
             ended: LogTime(row.ended),
             done: row.done,
+            done_bytes: row.done_bytes,
             left: row.left,
             message: row.message.into(),
         };
-        if core.tasks.by_id.contains_key(&id) || core.tasks.by_token(&task.token).is_some() {
+        if core.tasks.by_id.contains_key(&id) || core.tasks.by_token(&task.asked.token).is_some() {
             return Err(inconsistent(format!("task {id} comes twice")));
         }
         core.digest.add(|c| c.task(id, &task));

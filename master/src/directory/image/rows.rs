@@ -130,6 +130,8 @@ pub(super) struct ObjectRow<'a> {
     /// 0 while it is being put.
     pub(super) copies: u8,
     pub(super) granted: u8,
+    /// Replicas it should have.
+    pub(super) wanted: u8,
     pub(super) stored_slots: u16,
     pub(super) data_type: u8,
     pub(super) hard_pinned: bool,
@@ -187,6 +189,7 @@ pub(super) struct TaskRow<'a> {
     pub(super) created: u64,
     pub(super) ended: u64,
     pub(super) done: u64,
+    pub(super) done_bytes: u64,
     pub(super) left: u64,
     pub(super) message: &'a str,
 }

@@ -6,7 +6,7 @@ use crate::directory::audit::{Account, CELL_SLOTS};
 use crate::directory::core::{Core, OpenPut};
 use crate::directory::digest::{Canonical, soft_pin_parts};
 use crate::directory::groups::{GroupName, Joins};
-use crate::directory::objects::{Location, Record, Replica, Shard, Shards, key_hash};
+use crate::directory::objects::{Asked, Location, Record, Replica, Shard, Shards, key_hash};
 use crate::directory::op::{DataType, SessionId, SoftPinAction, TenantId};
 use crate::directory::space::{Extent, Use};
 use parking_lot::Mutex;
@@ -54,7 +54,8 @@ fn row<'a>(record: &'a Record, references: &'a References) -> ObjectRow<'a> {
             .map(|replica| (replica.id.0, references.segments[replica.segment as usize].0, replica.offset))
             .collect(),
         copies: record.copies,
-        granted: record.granted,
+        granted: record.asked.granted(),
+        wanted: record.asked.wanted(),
         stored_slots: record.stored_slots,
         data_type: record.data_type.0,
         hard_pinned: record.hard_pinned,
@@ -97,8 +98,9 @@ pub(super) struct Loaded {
     pub(super) tenants: BTreeMap<TenantId, Account>,
     pub(super) joins: Vec<(GroupName, ObjectId, Joins)>,
     pub(super) open: Vec<(ObjectId, OpenPut, u64)>,
-    /// Fewer replicas than its put made.
+    /// Fewer replicas than are wanted, or more.
     pub(super) degraded: Vec<ObjectId>,
+    pub(super) extra: Vec<ObjectId>,
 }
 
 /// Reads the rows of a shard. `core` has the tenants and the segments.
@@ -168,6 +170,8 @@ impl Loaded {
         if (row.copies == 0) != row.open.is_some() {
             return Err(inconsistent(format!("object {object} is both being put and complete, or neither")));
         }
+        let many = || inconsistent(format!("object {object} wants {} of {} replicas", row.wanted, row.granted));
+        let asked = Asked::of(row.wanted, row.granted).ok_or_else(many)?;
         let open = row.open.as_ref().map(open_put).transpose()?;
         let mut record = Record {
             key: row.key.0.into(),
@@ -178,7 +182,7 @@ impl Loaded {
             extras: None,
             tenant,
             stored_slots: row.stored_slots,
-            granted: row.granted,
+            asked,
             copies: row.copies,
             data_type: DataType(row.data_type),
             hard_pinned: row.hard_pinned,
@@ -211,6 +215,9 @@ impl Loaded {
         account.hard_pinned_bytes += record.hard_pinned_bytes();
         if record.is_degraded() {
             self.degraded.push(object);
+        }
+        if record.has_extra() {
+            self.extra.push(object);
         }
         let replaces = open.and_then(|open| open.replaces);
         if let Some(name) = record.group_name() {

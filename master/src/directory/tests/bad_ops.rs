@@ -7,8 +7,8 @@ use crate::directory::limits::{
     TASK_MESSAGE_BYTES_MAX, TASKS_RUNNING_MAX, TENANT_NAME_BYTES_MAX, TENANTS_MAX, VICTIMS_PER_OP_MAX,
 };
 use crate::directory::{
-    Config, Contact, CopyStart, CreateTask, DataType, Op, Outcome, PutEnd, PutStart, Quota, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TaskState, TenantId, Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, Outcome, PutEnd, PutStart, Quota, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TaskState, TenantId, Turn,
 };
 use tidepool_proto::capability::Secret;
 use tidepool_proto::keys::KEY_BYTES_MAX;
@@ -293,7 +293,15 @@ fn bad_removals_and_space_ops_are_refused() {
     };
     let mut tenant = remove(session, 1, 0, "k");
     tenant.tenant = TenantId(3);
+    let clear = |session, sequence, floor, replicas: &[ReplicaId]| {
+        let turn = Turn { sequence, floor };
+        Op::ClearReplicas(ClearReplicas { session, turn, object: complete.object, replicas: replicas.into() })
+    };
+    let there = [complete.replicas[0].replica];
     let table = vec![
+        (clear(session, 1, 2, &there), ErrorCode::StaleRequest),
+        (clear(SessionId(3), 1, 0, &there), ErrorCode::SessionUnknown),
+        (clear(session, 1, 0, &replicas), ErrorCode::InvalidParams),
         (Op::Remove(remove(session, 1, 0, "")), ErrorCode::InvalidKey),
         (Op::Remove(remove(session, 1, 0, &long)), ErrorCode::InvalidKey),
         (Op::Remove(remove(SessionId(3), 1, 0, "k")), ErrorCode::SessionUnknown),
@@ -345,7 +353,7 @@ fn bad_copies_and_tasks_are_refused() {
     let running = running.unwrap();
 
     let copy = |object, instead_of, targets: &[SegmentId]| {
-        Op::CopyStart(CopyStart { object, instead_of, targets: targets.into(), task: TaskId(0) })
+        Op::CopyStart(CopyStart { object, instead_of, targets: targets.into(), task: TaskId(0), up_to: 0 })
     };
     let task = |kind, object, sources: &[SegmentId], targets: &[SegmentId]| {
         Op::CreateTask(CreateTask { kind, object, targets: targets.to_vec(), ..drain(sources, 3) })
@@ -354,8 +362,26 @@ fn bad_copies_and_tasks_are_refused() {
     let many = vec![there; IDS_PER_OP_MAX + 1];
     let long = "x".repeat(TASK_MESSAGE_BYTES_MAX + 1);
     let (none, unknown) = (ReplicaId(17), SegmentId(16));
+    let cancelled = world.create(drain(&[there], 4)).unwrap();
+    world.one(end(cancelled, TaskState::Cancelled, ""));
+    let of_task = |task| {
+        let targets = away.as_slice().into();
+        Op::CopyStart(CopyStart { object: one, instead_of: None, targets, task, up_to: 0 })
+    };
+    let up_to = |object, up_to| {
+        Op::CopyStart(CopyStart { object, instead_of: None, targets: Default::default(), task: TaskId(0), up_to })
+    };
+    let drop_extra = |object, replica| Op::DropExtra { object, replica };
     use TaskKind::{Copy, Drain, Move};
     let table: Vec<(Op<'_>, ErrorCode, &str)> = vec![
+        (of_task(cancelled), ErrorCode::TaskNotFound, "has ended"),
+        (of_task(TaskId(16)), ErrorCode::TaskNotFound, "unknown"),
+        (up_to(one, 1), ErrorCode::ReplicaAlreadyExists, "has 1 replicas and 0 on their way; 1 were to be"),
+        (drop_extra(ObjectId(16), replica), ErrorCode::ObjectNotFound, "not in the directory"),
+        (drop_extra(open, replica), ErrorCode::NotReady, "being put"),
+        (drop_extra(one, none), ErrorCode::ReplicaNotFound, "no replica"),
+        (drop_extra(one, moved), ErrorCode::ReplicaNotFound, "no replica"),
+        (drop_extra(one, replica), ErrorCode::ReplicaNotFound, "none is extra"),
         (copy(ObjectId(16), None, &[]), ErrorCode::ObjectNotFound, "not in the directory"),
         (copy(open, None, &[]), ErrorCode::NotReady, "being put"),
         (copy(one, Some(none), &[]), ErrorCode::ReplicaNotFound, "no replica"),
@@ -405,7 +431,8 @@ fn replicas_copies_and_tasks_are_bounded() {
     let grant = world.start_copies(session, "most", 14);
     world.ended(session, &grant);
     let first = world.copy(grant.object, None, &[], TaskId(0)).unwrap();
-    let op = |instead_of, object| CopyStart { object, instead_of, targets: Default::default(), task: TaskId(0) };
+    let op =
+        |instead_of, object| CopyStart { object, instead_of, targets: Default::default(), task: TaskId(0), up_to: 0 };
     let message = world.refused(Op::CopyStart(op(None, grant.object)), ErrorCode::InvalidParams);
     assert!(message.contains("15 replicas"), "{message}");
     world.end_copy(first.replica, ReplicaEnd::Stored);

@@ -2,9 +2,9 @@
 
 use super::world::World;
 use crate::directory::{
-    Config, Contact, CopyStart, CreateTask, DataType, DecodeError, Entry, EntryBuilder, FEATURE_LEVEL, Op, PutEnd,
-    PutStart, Quota, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy,
-    TaskId, TaskKind, TaskState, TenantId, Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, DecodeError, Entry, EntryBuilder, FEATURE_LEVEL,
+    Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction,
+    Strategy, TaskId, TaskKind, TaskState, TenantId, Turn,
 };
 use proptest::prelude::*;
 use tidepool_proto::capability::Secret;
@@ -76,6 +76,14 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
             instead_of: Some(ReplicaId(u64::MAX)),
             targets: [SegmentId(1), SegmentId(0), SegmentId(1 << 63)].into_iter().collect(),
             task: TaskId(3),
+            up_to: 255,
+        }),
+        Op::DropExtra { object: ObjectId(1 << 60), replica: ReplicaId(3) },
+        Op::ClearReplicas(ClearReplicas {
+            session: SessionId(7),
+            turn: Turn { sequence: 1 << 40, floor: 2 },
+            object: ObjectId(3),
+            replicas: [ReplicaId(4), ReplicaId(u64::MAX), ReplicaId(5)].into_iter().collect(),
         }),
         Op::CopyEnd { replica: ReplicaId(1 << 60), end: ReplicaEnd::Aborted },
         Op::CreateTask(CreateTask {
@@ -120,7 +128,13 @@ fn every_choice_round_trips() {
         ops.push(Op::CopyEnd { replica: ReplicaId(0), end });
     }
     let object = ObjectId(0);
-    ops.push(Op::CopyStart(CopyStart { object, instead_of: None, targets: Default::default(), task: TaskId(0) }));
+    ops.push(Op::CopyStart(CopyStart {
+        object,
+        instead_of: None,
+        targets: Default::default(),
+        task: TaskId(0),
+        up_to: 0,
+    }));
     ops.extend(Strategy::ALL.map(|strategy| Op::SetConfig(Config { strategy, ..Config::default() })));
     let entry = Entry { feature_level: FEATURE_LEVEL, log_time: LogTime(1), ops };
     assert_eq!(Entry::decode(&entry.encode().unwrap()).unwrap(), entry);
@@ -140,6 +154,21 @@ fn a_configuration_of_the_version_before_has_their_defaults() {
     let mut builder = EntryBuilder::new(FEATURE_LEVEL);
     builder.push_encoded(&before).unwrap();
     assert_eq!(Entry::decode(&builder.finish(LogTime(0))).unwrap().ops, [Op::SetConfig(config)]);
+}
+
+/// What was logged before copies had a number that they may make.
+#[test]
+fn a_copy_of_the_first_encoding_has_no_limit() {
+    let copy = CopyStart {
+        object: ObjectId(77),
+        instead_of: Some(ReplicaId(5)),
+        targets: [SegmentId(1), SegmentId(300)].into_iter().collect(),
+        task: TaskId(9),
+        up_to: 0,
+    };
+    let mut builder = EntryBuilder::new(FEATURE_LEVEL);
+    builder.push_encoded(&[23, 77, 5, 2, 1, 0xac, 2, 9]).unwrap();
+    assert_eq!(Entry::decode(&builder.finish(LogTime(1))).unwrap().ops, [Op::CopyStart(copy)]);
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use super::model::{Model, Retry};
 use super::world::{plain_put, register};
 use crate::directory::{
-    Config, Contact, CopyStart, CreateTask, DataType, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy as Placement, TaskId, TaskKind, TaskState, TenantId,
-    Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
+    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Strategy as Placement, TaskId, TaskKind,
+    TaskState, TenantId, Turn,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -41,7 +41,7 @@ pub(super) fn prelude() -> [Command; 6] {
 
 pub(super) fn commands() -> impl Strategy<Value = Vec<Command>> {
     let advance = prop_oneof![8 => Just(1u64), 2 => Just(15_000), 1 => Just(31_000)];
-    let command = (0u8..152, any::<[u8; 16]>(), advance);
+    let command = (0u8..160, any::<[u8; 16]>(), advance);
     vec(command.prop_map(|(kind, picks, advance_ms)| Command { kind, picks, advance_ms }), 1..160)
 }
 
@@ -164,7 +164,12 @@ fn copy(model: &Model, p: &[u8; 16]) -> CopyStart {
         object,
         instead_of: (p[1] < 128).then(|| pick(&replicas, p[2], ReplicaId(17))),
         targets: segments(model, targets).into(),
-        task: pick(&model.task_ids(), p[6], TaskId(16)),
+        task: match p[6] {
+            0..100 => TaskId(0),
+            100..220 => pick(&model.running(), p[6], TaskId(0)),
+            _ => pick(&model.task_ids(), p[6], TaskId(16)),
+        },
+        up_to: if p[8] < 160 { 0 } else { 1 + p[8] % 4 },
     }
 }
 
@@ -270,6 +275,18 @@ pub(super) fn op<'m>(command: &Command, model: &'m Model, sessions: &[SessionId]
             Op::CopyEnd { replica, end: if p[1] < 170 { ReplicaEnd::Stored } else { replica_end(p[1]) } }
         }
         118 => Op::Audit,
+        152..156 => {
+            let object = pick(&objects, p[0], ObjectId(16));
+            let replicas: Vec<ReplicaId> = model.replicas(object).into_iter().map(|r| r.0).collect();
+            Op::DropExtra { object, replica: pick(&replicas, p[1], ReplicaId(17)) }
+        }
+        156..160 => {
+            let (session, turn) = turn(model, sessions, &p[..4]);
+            let object = pick(&objects, p[5], ObjectId(16));
+            let replicas: Vec<ReplicaId> = model.replicas(object).into_iter().map(|r| r.0).collect();
+            let named = p[6..6 + usize::from(p[4] % 3)].iter().map(|&i| pick(&replicas, i, ReplicaId(17)));
+            Op::ClearReplicas(ClearReplicas { session, turn, object, replicas: named.collect() })
+        }
         142..147 => Op::CreateTask(task(model, p)),
         147..150 => Op::EndTask {
             task: pick(&model.task_ids(), p[0], TaskId(16)),

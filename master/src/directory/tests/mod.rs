@@ -5,6 +5,7 @@ mod bad_ops;
 mod copies;
 mod decode;
 mod eviction;
+mod extra;
 mod generator;
 mod groups;
 mod limits;

@@ -4,15 +4,15 @@
 use super::replay::continue_with;
 use super::world::{HISTORY, World, end, register, remove};
 use crate::directory::{
-    Config, Contact, CopyStart, CreateTask, Directory, Op, Outcome, PutStart, Quota, ReplicaEnd, RetireMode,
-    SoftPinAction, TaskKind, TaskState, Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, Directory, Op, Outcome, PutStart, Quota, ReplicaEnd,
+    RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TaskState, Turn,
 };
 use std::collections::BTreeSet;
 use tidepool_proto::ObjectId;
 use tidepool_proto::capability::Secret;
 
 /// Kinds of ops. A new one does not compile until it is given a number here, and then fails until the test applies it.
-const KINDS: usize = 27;
+const KINDS: usize = 29;
 
 fn kind(op: &Op<'_>) -> usize {
     match op {
@@ -43,6 +43,8 @@ fn kind(op: &Op<'_>) -> usize {
         Op::CreateTask(_) => 24,
         Op::EndTask { .. } => 25,
         Op::Audit => 26,
+        Op::DropExtra { .. } => 27,
+        Op::ClearReplicas(_) => 28,
     }
 }
 
@@ -134,6 +136,7 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
     let objects = vec![upsert.object];
     pair.change(Op::RemoveObjects { session, turn, objects, mode: RetireMode::RetireOnly });
     copies_and_tasks(&mut pair, whole.object);
+    extra_and_cleared(&mut pair, session, whole.object);
     pair.change(Op::SetTenant { name: "t", quota: Quota::default() });
     pair.change(Op::SetTenant { name: "t", quota: Quota { refuse: true, ..Quota::default() } });
     pair.change(Op::DropTenant { name: "t" });
@@ -153,6 +156,24 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
     assert_eq!(pair.leader.directory.recompute_digest(), pair.leader.directory.digest());
 }
 
+/// An extra replica that goes, and one that is cleared, of which its turn is left when nothing was found.
+fn extra_and_cleared(pair: &mut Pair, session: SessionId, object: ObjectId) {
+    let task = TaskId(0);
+    for cleared in [false, true] {
+        let copy = CopyStart { object, instead_of: None, targets: Default::default(), task, up_to: 2 };
+        let Outcome::CopyGranted(copy) = pair.change(Op::CopyStart(copy)) else { panic!("not granted") };
+        pair.change(Op::CopyEnd { replica: copy.replica, end: ReplicaEnd::Stored });
+        if cleared {
+            for (sequence, replicas) in [(20, vec![]), (21, vec![copy.replica])] {
+                let (turn, replicas) = (Turn { sequence, floor: 0 }, replicas.into());
+                pair.change(Op::ClearReplicas(ClearReplicas { session, turn, object, replicas }));
+            }
+        } else {
+            pair.change(Op::DropExtra { object, replica: copy.replica });
+        }
+    }
+}
+
 /// A copy and two moves, each with another end, and tasks.
 fn copies_and_tasks(pair: &mut Pair, object: ObjectId) {
     let here = pair.leader.directory.with_object_id(object, |o| o.unwrap().replicas[0].segment);
@@ -168,7 +189,7 @@ fn copies_and_tasks(pair: &mut Pair, object: ObjectId) {
     let Outcome::TaskCreated { task } = pair.change(Op::CreateTask(create)) else { panic!("not created") };
     for end in [ReplicaEnd::Unknown, ReplicaEnd::Aborted, ReplicaEnd::Stored] {
         let source = pair.leader.directory.with_object_id(object, |o| o.unwrap().replicas[0].replica);
-        let copy = CopyStart { object, instead_of: Some(source), targets: Default::default(), task };
+        let copy = CopyStart { object, instead_of: Some(source), targets: Default::default(), task, up_to: 0 };
         let Outcome::CopyGranted(copy) = pair.change(Op::CopyStart(copy)) else { panic!("not granted") };
         pair.change(Op::CopyEnd { replica: copy.replica, end });
     }

@@ -120,7 +120,7 @@ fn tasks_that_ended_are_forgotten_in_turn() {
     end(&mut world, long, TaskState::Succeeded);
     assert_eq!(world.directory.tasks().len(), TASKS_ENDED_KEPT);
     assert!(world.directory.task(long).is_some() && world.directory.task(tasks[0]).is_none());
-    assert_eq!(world.directory.task(tasks[1]).unwrap().object, ObjectId(0));
+    assert_eq!(world.directory.task(tasks[1]).unwrap().asked.object, ObjectId(0));
     // The token of what was forgotten makes a new task.
     let again = world.create(create(0)).unwrap();
     assert!(!tasks.contains(&again));

@@ -217,7 +217,7 @@ impl World {
         targets: &[SegmentId],
         task: TaskId,
     ) -> Result<GrantedReplica, ErrorCode> {
-        match self.one(Op::CopyStart(CopyStart { object, instead_of, targets: targets.into(), task })) {
+        match self.one(Op::CopyStart(CopyStart { object, instead_of, targets: targets.into(), task, up_to: 0 })) {
             Outcome::CopyGranted(granted) => Ok(granted),
             Outcome::Refused(error) => Err(error.code()),
             other => panic!("{other:?}"),

@@ -572,7 +572,7 @@ impl<'r> Fuzzer<'r> {
             sequence: self.beats,
             ..Default::default()
         };
-        let first = beat(&self.rig.service, request.clone());
+        let first = beat(&self.rig.service, request.clone(), &mut None);
         if let Ok(told) = &first {
             request.fenced_replicas = told.fence_replicas.clone();
             if self.chance(10) {
@@ -598,7 +598,7 @@ impl<'r> Fuzzer<'r> {
                 });
             }
         }
-        let second = beat(&self.rig.service, request);
+        let second = beat(&self.rig.service, request, &mut None);
         for answer in [first, second] {
             let error = answer.err();
             self.note("heartbeat", error.as_ref().map(|e| (e.code() as u32, e.message())));

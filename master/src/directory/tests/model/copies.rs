@@ -2,7 +2,8 @@
 
 use super::{Model, Object, Retired, Segment};
 use crate::directory::{
-    CopyStart, CreateTask, GrantedReplica, Outcome, ReplicaEnd, TaskId, TaskKind, TaskState, Token,
+    Answered, ClearReplicas, CopyStart, CreateTask, GrantedReplica, Outcome, ReplicaEnd, TaskId, TaskKind, TaskState,
+    Token,
 };
 use std::collections::BTreeSet;
 use tidepool_proto::object::stored_bytes;
@@ -25,11 +26,13 @@ pub(super) struct Copying {
 pub(super) struct Tasked {
     pub(super) id: TaskId,
     pub(super) kind: TaskKind,
+    pub(super) concurrency: u32,
     pub(super) sources: Vec<SegmentId>,
     pub(super) unmount: bool,
     pub(super) token: Token,
     pub(super) state: TaskState,
     pub(super) done: u64,
+    pub(super) done_bytes: u64,
     pub(super) left: u64,
 }
 
@@ -82,6 +85,19 @@ impl Model {
     /// The object of a copy that may start, if there is a place for it.
     fn copyable(&mut self, copy: &CopyStart) -> Result<Object, ErrorCode> {
         let object = self.complete(copy.object)?.clone();
+        let runs = |t: &Tasked| t.id == copy.task && t.state == TaskState::Running;
+        if copy.task.0 != 0 && !self.tasks.iter().any(runs) {
+            if self.tasks.iter().any(|t| t.id == copy.task) {
+                self.events.insert("a copy of an ended task does not start");
+            }
+            return Err(ErrorCode::TaskNotFound);
+        }
+        let coming = self.copies.iter().filter(|c| c.object == object.id && c.instead_of.is_none()).count();
+        let full = object.replicas.len() + coming >= copy.up_to.into();
+        if copy.up_to > 0 && copy.instead_of.is_none() && full {
+            self.events.insert(if coming > 0 { "a copy is asked for again" } else { "a copy is one too many" });
+            return Err(ErrorCode::ReplicaAlreadyExists);
+        }
         if copy.instead_of.is_some_and(|source| !object.replicas.iter().any(|r| r.0 == source)) {
             return Err(ErrorCode::ReplicaNotFound);
         }
@@ -142,6 +158,10 @@ impl Model {
         }
         let object = self.objects.iter_mut().find(|o| o.id == copy.object).unwrap();
         let before = object.replicas.len();
+        if copy.task.0 != 0 && copy.instead_of.is_none() {
+            let extra = before.saturating_sub(object.wanted);
+            object.wanted = object.wanted.max(before + 1 - extra);
+        }
         object.replicas.push((replica, copy.segment, copy.offset));
         let source = object.replicas.iter().position(|r| Some(r.0) == copy.instead_of);
         if let Some(source) = source {
@@ -158,11 +178,19 @@ impl Model {
         if !object.group.is_empty() {
             self.events.insert("a copy of a group's member");
         }
-        if before < object.ended.as_ref().unwrap().1 as usize && object.replicas.len() > before {
+        let made = object.ended.as_ref().unwrap().1 as usize;
+        if before < made && object.replicas.len() > before {
             self.events.insert("a lost replica is made again");
+        }
+        if before < object.wanted && before >= made && object.replicas.len() > before && copy.task.0 == 0 {
+            self.events.insert("a replica that was never made is made");
+        }
+        if object.replicas.len() > object.wanted {
+            self.events.insert("an object has more replicas than are wanted");
         }
         for task in self.tasks.iter_mut().filter(|t| t.id == copy.task) {
             task.done += 1;
+            task.done_bytes += copy.bytes;
         }
         Ok(Outcome::CopyEnded { stored: true })
     }
@@ -171,6 +199,39 @@ impl Model {
     pub(super) fn give_up(&mut self, copy: &Copying) {
         let Copying { replica, segment, offset, bytes, .. } = *copy;
         self.retired.push(Retired { replica, segment, offset, bytes, clean: false });
+    }
+
+    /// A replica above the number that is wanted goes.
+    pub(super) fn drop_extra(&mut self, id: ObjectId, replica: ReplicaId) -> Result<Outcome, ErrorCode> {
+        let object = self.complete(id)?;
+        let there = object.replicas.iter().any(|r| r.0 == replica);
+        if !there || object.replicas.len() <= object.wanted {
+            return Err(ErrorCode::ReplicaNotFound);
+        }
+        self.drop_replica(id, replica)
+    }
+
+    pub(super) fn clear_replicas(&mut self, clear: &ClearReplicas) -> Result<Outcome, ErrorCode> {
+        match self.check_turn(clear.session, clear.turn)? {
+            None => {}
+            Some(Answered::Cleared(cleared)) => {
+                self.events.insert("a late duplicate clears nothing");
+                return Ok(Outcome::Cleared { cleared });
+            }
+            Some(_) => return Err(ErrorCode::InvalidParams),
+        }
+        let mut cleared = false;
+        for &replica in &clear.replicas {
+            if self.drop_replica(clear.object, replica).is_ok() {
+                cleared = true;
+                // One less is wanted, and at least one.
+                for object in self.objects.iter_mut().filter(|o| o.id == clear.object) {
+                    object.wanted = (object.wanted - 1).max(1);
+                }
+            }
+        }
+        self.record(clear.session, clear.turn, Answered::Cleared(cleared));
+        Ok(Outcome::Cleared { cleared })
     }
 
     pub(super) fn create_task(&mut self, at: OpId, create: &CreateTask) -> Result<Outcome, ErrorCode> {
@@ -211,7 +272,9 @@ impl Model {
         }
         let (kind, sources, unmount) = (create.kind, create.sources.clone(), create.unmount);
         let (id, token, state) = (TaskId(at.0), create.token, TaskState::Running);
-        self.tasks.push(Tasked { id, kind, sources, unmount, token, state, done: 0, left: 0 });
+        let concurrency = create.concurrency.max(1);
+        let (done, done_bytes, left) = (0, 0, 0);
+        self.tasks.push(Tasked { id, kind, concurrency, sources, unmount, token, state, done, done_bytes, left });
         Ok(Outcome::TaskCreated { task: id })
     }
 
@@ -245,6 +308,10 @@ impl Model {
     /// Objects that are being copied.
     pub(in crate::directory::tests) fn copied(&self) -> Vec<ObjectId> {
         self.copies.iter().map(|c| c.object).collect()
+    }
+    /// Tasks that run.
+    pub(in crate::directory::tests) fn running(&self) -> Vec<TaskId> {
+        self.tasks.iter().filter(|t| t.state == TaskState::Running).map(|t| t.id).collect()
     }
     /// Copies under way.
     pub(in crate::directory::tests) fn copying(&self) -> Vec<ReplicaId> {

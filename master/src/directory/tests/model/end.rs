@@ -50,6 +50,9 @@ impl Model {
             (SoftPinAction::Preserve, None) | (SoftPinAction::Disable, _) => 0,
         };
         (ended.replicas, ended.ended, ended.replaces) = (kept, Some((stored, copies)), None);
+        if (copies as usize) < ended.wanted {
+            self.events.insert("a put makes fewer copies than were wanted");
+        }
         if let Some(old) = &old {
             self.retire(old.id, RetireMode::RetireOnly);
         }

@@ -27,6 +27,8 @@ struct Object {
     token: Token,
     started: u64,
     granted: usize,
+    /// Replicas that it should have.
+    wanted: usize,
     /// Once ended: the slots said to be stored, and the copies answered.
     ended: Option<(BTreeSet<usize>, u32)>,
     replicas: Vec<(ReplicaId, SegmentId, u64)>,
@@ -253,6 +255,8 @@ impl Model {
                 Ok(self.free_retired(replicas, |model, r| !r.clean && model.owner(r.segment) == *node))
             }
             Op::DropReplica { object, replica } => self.drop_replica(*object, *replica),
+            Op::DropExtra { object, replica } => self.drop_extra(*object, *replica),
+            Op::ClearReplicas(clear) => self.clear_replicas(clear),
             Op::CopyEnd { replica, end } => self.copy_end(*replica, *end),
             Op::CreateTask(create) => self.create_task(at, create),
             Op::EndTask { task, state, left, .. } => self.end_task(*task, *state, *left),

@@ -59,6 +59,7 @@ impl Model {
             token: put.token,
             started: self.clock,
             granted: copies,
+            wanted: put.replica_num.into(),
             ended: None,
             replicas: grant.replicas.iter().map(|r| (r.replica, r.segment, r.offset)).collect(),
             replaces,

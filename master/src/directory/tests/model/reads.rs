@@ -1,7 +1,8 @@
 //! What reads must answer, by the model.
 
+use super::copies::Copying;
 use super::{Model, Object};
-use crate::directory::{Contact, CopyView, Directory, ObjectState, ObjectView, Victim};
+use crate::directory::{Contact, CopyView, Directory, ObjectState, ObjectView, TaskId, Victim};
 use std::collections::BTreeSet;
 use tidepool_proto::{LogTime, ObjectId, ReplicaId, SegmentId};
 
@@ -46,6 +47,8 @@ impl Model {
         assert_eq!(view.soft_pinned_until, LogTime(object.pinned_until), "{view:?}");
         assert_eq!((view.data_type, view.hard_pinned), (object.data_type, object.hard_pin));
         assert_eq!(view.group.unwrap_or_default(), object.group);
+        let made = object.ended.as_ref().map_or(0, |(_, copies)| *copies as usize);
+        assert_eq!((view.wanted, view.made), (object.wanted, made));
     }
 
     fn check_group(&self, directory: &Directory, tenant: crate::directory::TenantId, group: &str) {
@@ -111,9 +114,42 @@ impl Model {
             assert_eq!((view.segment, view.offset, view.node), (copy.segment, copy.offset, self.owner(copy.segment)));
             assert_eq!((view.instead_of, view.started), (copy.instead_of, LogTime(copy.started)));
         }
-        let degraded = |o: &&Object| o.ended.as_ref().is_some_and(|(_, copies)| o.replicas.len() < *copies as usize);
-        let degraded: BTreeSet<ObjectId> = self.objects.iter().filter(degraded).map(|o| o.id).collect();
+        let ended = |o: &&Object| o.ended.is_some();
+        let degraded = self.objects.iter().filter(ended).filter(|o| o.replicas.len() < o.wanted);
+        let degraded: BTreeSet<ObjectId> = degraded.map(|o| o.id).collect();
         assert_eq!(directory.degraded(None, usize::MAX).into_iter().collect::<BTreeSet<_>>(), degraded);
+        let extra = self.objects.iter().filter(ended).filter(|o| o.replicas.len() > o.wanted);
+        let extra: BTreeSet<ObjectId> = extra.map(|o| o.id).collect();
+        assert_eq!(directory.extra(None, usize::MAX).into_iter().collect::<BTreeSet<_>>(), extra);
+        self.check_copy_indexes(directory);
+    }
+
+    /// What is asked by task, node and object is what there is.
+    fn check_copy_indexes(&self, directory: &Directory) {
+        let ids = |of: &dyn Fn(&&Copying) -> bool| -> Vec<ReplicaId> {
+            self.copies.iter().filter(of).map(|c| c.replica).collect()
+        };
+        let views = |views: Vec<CopyView>| views.into_iter().map(|v| v.replica).collect::<Vec<_>>();
+        for task in self.tasks.iter().map(|t| t.id).chain([TaskId(0)]) {
+            assert_eq!(views(directory.copies_of_task(task)), ids(&|c| c.task == task));
+        }
+        for node in &self.nodes {
+            let expected = ids(&|c| self.owner(c.segment) == node.id);
+            assert_eq!(views(directory.copies_to_node(node.id, None, usize::MAX)), expected);
+        }
+        for object in &self.objects {
+            assert_eq!(directory.copies_of(object.id), ids(&|c| c.object == object.id).len());
+        }
+        for time in self.copies.iter().map(|c| c.started) {
+            assert_eq!(views(directory.copies_started_by(LogTime(time), usize::MAX)), ids(&|c| c.started <= time));
+        }
+        for segment in &self.segments {
+            let all = directory.replicas_in(segment.id, 0, usize::MAX).len() as u64;
+            let here = |o: &Object| o.replicas.iter().filter(|r| r.1 == segment.id).count();
+            let coming = ids(&|c| c.segment == segment.id).len();
+            let expected = self.objects.iter().map(here).sum::<usize>() + coming;
+            assert_eq!((all, directory.replica_count(segment.id)), (expected as u64, expected as u64));
+        }
     }
 
     fn check_tasks(&self, directory: &Directory) {
@@ -121,8 +157,12 @@ impl Model {
         assert_eq!(tasks.len(), self.tasks.len());
         for (task, (id, view)) in self.tasks.iter().zip(tasks) {
             assert_eq!((task.id, task.state, task.done, task.left), (id, view.state, view.done, view.left));
-            assert_eq!((task.kind, &task.sources, task.unmount), (view.kind, &view.sources, view.unmount));
+            let asked = &view.asked;
+            assert_eq!((task.kind, &task.sources, task.unmount), (asked.kind, &asked.sources, asked.unmount));
+            assert_eq!((task.concurrency, task.done_bytes), (asked.concurrency, view.done_bytes));
         }
+        let running: Vec<TaskId> = directory.running_tasks().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(running, self.running());
     }
 
     fn check_tenants(&self, directory: &Directory) {
