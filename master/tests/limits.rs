@@ -90,7 +90,8 @@ async fn a_batch_that_meets_a_limit_is_granted_a_prefix() {
     let codes = client.put_all(v1::PutStartRequest { items, hard_pin: true, ..Default::default() }, &node).await;
     let stored = codes.iter().take_while(|code| **code == ErrorCode::Ok).count();
     assert!((38..=42).contains(&stored), "{codes:?}");
-    assert_eq!(codes[stored..], vec![ErrorCode::NoSpace; 60 - stored]);
+    assert_eq!(codes[stored], ErrorCode::HardPinLimit);
+    assert_eq!(codes[stored + 1..], vec![ErrorCode::NoSpace; 59 - stored]);
 }
 
 fn keys(count: usize) -> Option<v1::Keys> {

@@ -98,6 +98,8 @@ error_codes! {
     ReplicaNotFound = 35, "REPLICA_NOT_FOUND", -710, fatal;
     /// The object has a replica there already.
     ReplicaAlreadyExists = 36, "REPLICA_ALREADY_EXISTS", -711, fatal;
+    /// The put would pin more for good than may be without a quota.
+    HardPinLimit = 37, "HARD_PIN_LIMIT_EXCEEDED", -200, fatal;
 
     /// No such segment, or of another node.
     SegmentNotFound = 40, "SEGMENT_NOT_FOUND", -101, fatal;

@@ -19,6 +19,8 @@ pub const NODES_MAX: usize = 1 << 16;
 pub const SEGMENTS_PER_NODE_MAX: usize = 256;
 /// Largest segment: 64 TiB.
 pub const SEGMENT_BYTES_MAX: u64 = 64 << 40;
+/// Bytes of all segments.
+pub const POOL_BYTES_MAX: u64 = 1 << 60;
 /// Open client sessions.
 pub const SESSIONS_MAX: usize = 1 << 16;
 /// Outcomes of key-named destructive ops kept per session for late duplicates (W8).

@@ -161,7 +161,7 @@ impl Space {
             (self.slots.len() - 1) as SegmentSlot
         });
         assert!(self.slots[slot as usize].is_none() && self.by_id.insert(id, slot).is_none());
-        self.capacity = self.capacity.saturating_add(segment.capacity);
+        self.capacity += segment.capacity;
         self.slots[slot as usize] = Some(segment);
         self.choose_eligible();
         slot
@@ -172,7 +172,7 @@ impl Space {
         let segment = self.slots[slot as usize].take().expect("a mounted segment");
         assert!(segment.used.is_empty() && segment.retired == 0, "segment {} is in use", segment.id);
         self.by_id.remove(&segment.id);
-        self.capacity = self.capacity.saturating_sub(segment.capacity);
+        self.capacity -= segment.capacity;
         self.vacant.push(slot);
         self.choose_eligible();
         segment

@@ -61,7 +61,7 @@ impl AuditMetrics {
 
 /// One round: a shard's worth of objects is covered.
 pub async fn propose(service: &Arc<Service>, tenure: &Arc<Tenure>) -> Result<(), Error> {
-    let in_shard = service.directory().counts().objects / SHARDS as u64;
+    let in_shard = service.directory().slots() / SHARDS as u64;
     let steps = (1 + in_shard / AUDIT_STEP_ITEMS as u64).min(STEPS_PER_ROUND_MAX);
     // One by one, so that what else waits for the log goes in between.
     for _ in 0..steps {

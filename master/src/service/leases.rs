@@ -201,14 +201,17 @@ impl LeaseTable {
 
     /// Sets how many bytes of each segment may be under lease. What is leased stays so.
     pub fn limit_segments(&self, limits: impl Iterator<Item = (SegmentId, u64)>) {
-        let before = self.segments();
-        let account = |(id, max): (SegmentId, u64)| {
-            let account = before.get(&id).cloned().unwrap_or_default();
+        let mut by_segment = self.by_segment.write();
+        // An account that is in use stays, so that a list which is a moment old does not lose it.
+        let in_use = |(_, account): &(&SegmentId, &Arc<SegmentLeases>)| account.leased.load(Ordering::Relaxed) > 0;
+        let mut after: BTreeMap<_, _> =
+            by_segment.iter().filter(in_use).map(|(&id, account)| (id, account.clone())).collect();
+        for (id, max) in limits {
+            let account = by_segment.get(&id).cloned().unwrap_or_default();
             account.max.store(max, Ordering::Relaxed);
-            (id, account)
-        };
-        let after: BTreeMap<_, _> = limits.map(account).collect();
-        *self.by_segment.write() = Arc::new(after);
+            after.insert(id, account);
+        }
+        *by_segment = Arc::new(after);
     }
 
     /// Bytes of a segment under lease.

@@ -74,7 +74,7 @@ pub async fn start(
                     round.again.push((i, token, error))
                 }
                 Outcome::Refused(error) => {
-                    if round.cut.is_none() && batch.is_limited(service, i, &error) {
+                    if round.cut.is_none() && Batch::is_limited(&error) {
                         round.cut = Some(i);
                     }
                     grants[i].error = Some(error.for_item(i));
@@ -132,7 +132,7 @@ pub async fn start(
 struct Round {
     granted: Vec<(usize, Token, Grant)>,
     again: Vec<(usize, Token, Error)>,
-    /// The first item that a limit on its client or tenant refused: room will not change that.
+    /// The first item that a limit refused, or that fits nowhere: room will not change that.
     cut: Option<usize>,
 }
 
@@ -360,27 +360,16 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Whether an item was refused by a limit that is not on room: what this client has granted, or what is pinned for good.
-    fn is_limited(&self, service: &Service, i: usize, error: &Error) -> bool {
-        error.code() == ErrorCode::ResourceExhausted
-            || error.code() == ErrorCode::NoSpace && self.is_pinned_out(service, i)
-    }
-
-    /// Whether nothing more may be pinned for good.
-    fn is_pinned_out(&self, service: &Service, i: usize) -> bool {
-        let key = &self.request.items[i].key;
-        let is_pinned = |view: Option<&ObjectView<'_>>| view.is_some_and(|view| view.hard_pinned);
-        let pins = self.request.hard_pin
-            || self.request.upsert && service.directory().with_object(self.tenant, key, is_pinned);
-        pins && self.need(i) > service.directory().hard_pin_room(self.tenant)
+    /// Whether an item that does not wait was refused by a limit, or because it can never have room: what is behind it in the
+    /// batch is not stored then.
+    fn is_limited(error: &Error) -> bool {
+        use ErrorCode::{HardPinLimit, NoSpace, NotEnoughReplicas, ResourceExhausted};
+        matches!(error.code(), HardPinLimit | NoSpace | NotEnoughReplicas | ResourceExhausted)
     }
 
     /// Whether an item was refused for lack of room that may yet be made: not if no segment is large enough, or the
     /// tenant does not want its own evicted.
     fn waits_for_room(&self, service: &Service, i: usize, error: &Error) -> bool {
-        if self.is_pinned_out(service, i) {
-            return false;
-        }
         let copies = match error.code() {
             ErrorCode::NoSpace => 1,
             ErrorCode::NotEnoughReplicas => self.replica_num as usize,

@@ -82,13 +82,18 @@ struct Read<'a> {
 /// Leases that a read took and has not answered yet. If it never does (it begins anew elsewhere, or its caller's time is
 /// over) they are given back, so that none is counted twice and none is held for nobody (L3).
 struct Taken<'a> {
-    leases: &'a LeaseTable,
-    objects: Vec<ObjectId>,
+    tenure: &'a Tenure,
+    /// When they run out: from then on what the table has of these objects may be somebody else's.
+    until_ms: u64,
+    /// Which key of the request, and its object.
+    objects: Vec<(usize, ObjectId)>,
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        self.objects.iter().for_each(|&object| self.leases.release(object));
+        if !self.objects.is_empty() && self.tenure.now_ms() < self.until_ms {
+            self.objects.iter().for_each(|&(_, object)| self.tenure.leases.release(object));
+        }
     }
 }
 
@@ -125,6 +130,10 @@ impl Terms {
 
     fn ttl_ms(&self) -> u64 {
         self.lease.ttl_ms
+    }
+
+    fn until_ms(&self) -> u64 {
+        self.lease.now_ms.saturating_add(self.lease.ttl_ms)
     }
 
     fn grant(&self, tenure: &Tenure, view: &ObjectView<'_>) -> Granted {
@@ -172,7 +181,11 @@ impl<'a> Read<'a> {
             }
             _ => return Err(Error::new(ErrorCode::InvalidParams, "the request has no body this version knows")),
         };
-        let taken = Taken { leases: &tenure.leases, objects: Vec::new() };
+        let until_ms = match &what {
+            What::Exist { terms, .. } | What::Locate { terms, .. } => terms.until_ms(),
+            What::Done(_) => 0,
+        };
+        let taken = Taken { tenure, until_ms, objects: Vec::new() };
         Ok(Read { service, tenure, tenant, what, marked: Vec::new(), grouped: Vec::new(), taken })
     }
 
@@ -193,7 +206,7 @@ impl<'a> Read<'a> {
                     match terms.grant(tenure, view) {
                         Granted::Lease => {
                             present[i] = 1;
-                            taken.objects.push(view.object);
+                            taken.objects.push((i, view.object));
                         }
                         Granted::Unprotected => {
                             present[i] = 1;
@@ -213,7 +226,7 @@ impl<'a> Read<'a> {
                 let mut see = |i: usize, view: Option<&ObjectView<'_>>| match locate(tenure, view, suspects, terms) {
                     Some(location) => {
                         if location.lease_ttl_ms > 0 {
-                            taken.objects.push(ObjectId(location.object_id));
+                            taken.objects.push((i, ObjectId(location.object_id)));
                         }
                         found[i] = location;
                     }
@@ -232,7 +245,11 @@ impl<'a> Read<'a> {
 
     fn finish(mut self) -> Answer {
         self.all_or_none();
-        self.taken.objects.clear();
+        // What is answered as absent is not leased; all else is the caller's now.
+        match &self.what {
+            What::Exist { present, .. } => self.taken.objects.retain(|&(i, _)| present[i] == 0),
+            What::Locate { .. } | What::Done(_) => self.taken.objects.clear(),
+        }
         match self.what {
             What::Exist { present, terms, protected, .. } => {
                 let hits = present.iter().filter(|&&p| p == 1).count() as u64;

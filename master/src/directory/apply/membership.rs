@@ -4,7 +4,7 @@ use super::{Applied, Apply, Charge, Sign, check_count, invalid};
 use crate::directory::free_space::FreeSpace;
 use crate::directory::groups::GroupName;
 use crate::directory::limits::{
-    ADDRESS_BYTES_MAX, HOST_ID_BYTES_MAX, NODES_MAX, SEGMENT_BYTES_MAX, SEGMENT_NAME_BYTES_MAX, SEGMENTS_PER_NODE_MAX,
+    ADDRESS_BYTES_MAX, HOST_ID_BYTES_MAX, NODES_MAX, POOL_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_NAME_BYTES_MAX, SEGMENTS_PER_NODE_MAX,
     SESSIONS_MAX,
 };
 use crate::directory::nodes::{EARLIER_PROCESSES_MAX, Node};
@@ -110,6 +110,11 @@ impl Apply<'_> {
         }
         if owner.segments.len() >= SEGMENTS_PER_NODE_MAX {
             return Err(exhausted(format!("node {node} has {SEGMENTS_PER_NODE_MAX} segments mounted, the limit")));
+        }
+        if bytes > POOL_BYTES_MAX - core.space.capacity() {
+            return Err(exhausted(format!(
+                "segment '{name}' of node {node} would bring the pool above {POOL_BYTES_MAX} bytes, the limit"
+            )));
         }
         let id = SegmentId::from(self.at);
         owner.segments.insert(id);

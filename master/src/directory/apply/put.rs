@@ -53,7 +53,7 @@ impl Apply<'_> {
         }
         let group = self.group_of(put, replaced.as_ref())?;
         self.check_granted(put, preempted)?;
-        self.check_hard_pinned(put, replaced.as_ref())?;
+        self.check_hard_pinned(put, replaced.as_ref(), preempted)?;
         let choice = self.choose(&Wanted {
             put,
             bytes: extent_bytes(put.length),
@@ -84,19 +84,27 @@ impl Apply<'_> {
         Err(granted_too_much(put.key, open_bytes, need, limit))
     }
 
-    /// What is pinned for good without a quota of bytes may fill only a part of the pool.
-    fn check_hard_pinned(&self, put: &PutStart<'_>, replaced: Option<&Record>) -> Result<(), Error> {
+    /// What is pinned for good without a quota of bytes may fill only a part of the pool. What this put replaces or preempts
+    /// gives its part back.
+    fn check_hard_pinned(
+        &self,
+        put: &PutStart<'_>,
+        replaced: Option<&Record>,
+        preempted: Option<ObjectId>,
+    ) -> Result<(), Error> {
         if !put.hard_pin && !replaced.is_some_and(|old| old.hard_pinned) {
             return Ok(());
         }
         let room = self.core.hard_pin_room(put.tenant);
         let need = extent_bytes(put.length).saturating_mul(put.replica_num.into());
-        if need <= room.saturating_add(replaced.map_or(0, Record::hard_pinned_bytes)) {
+        let preempted = preempted.map_or(0, |id| self.with_record(self.core.index[&id], Record::hard_pinned_bytes));
+        let back = preempted + replaced.map_or(0, Record::hard_pinned_bytes);
+        if need <= room.saturating_add(back) {
             return Ok(());
         }
         let percent = self.core.config.config.hard_pinned_percent_max;
         Err(Error::new(
-            ErrorCode::NoSpace,
+            ErrorCode::HardPinLimit,
             format!(
                 "key '{}' would pin {need} bytes for good, {room} are left: without a quota of bytes at most {percent} % of the pool may be (hard_pinned_percent_max); remove some, or give the tenant a quota",
                 shown(put.key)

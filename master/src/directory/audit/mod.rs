@@ -14,6 +14,7 @@ mod step;
 
 use super::Directory;
 use super::groups::GroupName;
+use super::limits::SHARDS;
 use super::op::SessionId;
 use tidepool_proto::{ObjectId, ReplicaId, SegmentId};
 
@@ -164,6 +165,11 @@ impl Directory {
     #[cfg(test)]
     pub fn spoil_a_counter(&self) {
         self.core.write().space.spoil();
+    }
+
+    /// Slots of object records, vacant ones included: what a pass walks.
+    pub fn slots(&self) -> u64 {
+        (0..SHARDS).map(|number| self.shards.read(number).slots() as u64).sum()
     }
 
     /// How far the auditor of this process has come.

@@ -8,7 +8,7 @@ use super::{RestoreError, inconsistent};
 use crate::directory::copies::OpenCopy;
 use crate::directory::core::Core;
 use crate::directory::free_space::FreeSpace;
-use crate::directory::limits::{Config, ConfigState, FEATURE_LEVEL, SHARDS, Strategy};
+use crate::directory::limits::{Config, ConfigState, FEATURE_LEVEL, POOL_BYTES_MAX, SHARDS, Strategy};
 use crate::directory::nodes::{EARLIER_PROCESSES_MAX, Node};
 use crate::directory::objects::{Location, Record, Shards};
 use crate::directory::op::{Contact, CreateTask, Quota, SessionId, TaskId, TaskKind, TenantId};
@@ -322,6 +322,9 @@ fn mount(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreError> {
         let owner = owner.ok_or_else(|| inconsistent(format!("segment {id} of unknown node {node}")))?;
         if core.space.by_id.contains_key(&id) {
             return Err(inconsistent(format!("segment {id} comes twice")));
+        }
+        if row.capacity > POOL_BYTES_MAX - core.space.capacity() {
+            return Err(inconsistent(format!("segment {id} of {} bytes is above what a pool may have", row.capacity)));
         }
         owner.segments.insert(id);
         let segment = Segment {

@@ -76,7 +76,7 @@ fn what_is_pinned_for_good_without_a_quota_fills_only_a_part_of_the_pool() {
     let put = PutStart { tenant: free, ..pinned(&mut world, "c") };
     let third = world.granted(put);
     let put = pinned(&mut world, "d");
-    let why = world.refused(Op::PutStart(put), ErrorCode::NoSpace);
+    let why = world.refused(Op::PutStart(put), ErrorCode::HardPinLimit);
     assert!(why.contains("hard_pinned_percent_max") && why.contains("30 %"), "{why}");
     assert_eq!(world.directory.hard_pin_room(free), 0);
     // What is not pinned, and what a quota bounds, is not meant.
@@ -87,7 +87,7 @@ fn what_is_pinned_for_good_without_a_quota_fills_only_a_part_of_the_pool() {
     let upsert = PutStart { hard_pin: true, ..world.upsert_op(session, 1, "a", LENGTH) };
     let grant = world.granted(upsert);
     let bigger = world.upsert_op(session, 2, "b", 3 * LENGTH);
-    world.refused(Op::PutStart(bigger), ErrorCode::NoSpace);
+    world.refused(Op::PutStart(bigger), ErrorCode::HardPinLimit);
     world.ended(session, &grant);
     // What goes makes room.
     world.one(Op::PutRevoke(end(session, &third, ReplicaEnd::Aborted)));

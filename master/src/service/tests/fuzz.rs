@@ -41,6 +41,7 @@ const REFUSALS: &[ErrorCode] = &[
     ErrorCode::DeadlineExceeded,
     ErrorCode::Fenced,
     ErrorCode::GrantLost,
+    ErrorCode::HardPinLimit,
     ErrorCode::IllegalClient,
     ErrorCode::InvalidKey,
     ErrorCode::InvalidParams,

@@ -27,6 +27,31 @@ fn locate(names: &[&str]) -> v1::ClientRequest {
     v1::ClientRequest { id: 1, remaining_ms: 5_000, tenant: String::new(), body: Some(Ask::Locate(body)) }
 }
 
+/// L3. A read that gives up after its leases ran out takes nobody else's with it. Fails when it gives back whatever is there.
+#[tokio::test]
+async fn a_read_that_outlived_its_leases_gives_none_back() {
+    let rig = Rig::start(|_| {}).await;
+    rig.datanode(1, 1 << 20).await;
+    let session = rig.hello(1).await;
+    let (front, marked) =
+        (ObjectId(rig.put(session, "front", "").await), ObjectId(rig.put(session, "marked", "").await));
+    let tenure = rig.service.tenure().expect("it leads");
+    let mut marks = Marks::new(tenure.leases.clone());
+    assert_eq!(marks.mark(marked, tenure.now_ms()), Marked::Yes);
+    let mut short = exist(&["front", "marked"], vec![]);
+    if let Some(Ask::Exist(body)) = &mut short.body {
+        body.lease_ttl_ms = 20;
+    }
+    let waiting = Box::pin(reads::answer(&rig.service, &short, TenantId::DEFAULT, SessionId(session)));
+    let waiting = futures::future::select(waiting, Box::pin(tokio::time::sleep(Duration::from_millis(60)))).await;
+    let futures::future::Either::Right((_, waiting)) = waiting else { panic!("it waits for the mark") };
+    assert_eq!(tenure.leases.live(front, tenure.now_ms()), None, "its own lease ran out");
+    let long = exist(&["front"], vec![]);
+    reads::answer(&rig.service, &long, TenantId::DEFAULT, SessionId(session)).await.expect("answered");
+    drop(waiting);
+    assert_eq!(tenure.leases.live(front, tenure.now_ms()).map(|(count, _)| count), Some(1));
+}
+
 /// L3. Fails when `Taken` gives nothing back: the object in front of the marked one is then leased twice, and one release
 /// leaves it leased (tried).
 #[tokio::test]
