@@ -11,7 +11,7 @@ use crate::directory::limits::SHARDS;
 use crate::directory::{AUDIT_STEP_ITEMS, AuditProgress, Op, Outcome, Violation, ViolationKind};
 
 /// Steps that one round proposes at most: with more objects a round covers less than a shard.
-const STEPS_PER_ROUND_MAX: u64 = 16;
+const STEPS_PER_ROUND_MAX: u64 = 32;
 
 /// Metrics of this master's auditor.
 pub struct AuditMetrics {

@@ -11,7 +11,7 @@ use crate::directory::space::Space;
 use std::collections::BTreeMap;
 
 /// Slots of a shard that are recomputed together: what bounds a step of the auditor, whatever the directory holds.
-pub(in crate::directory) const CELL_SLOTS: usize = 512;
+pub(in crate::directory) const CELL_SLOTS: usize = 256;
 
 /// Place of a cell: shard, and number within it.
 pub(in crate::directory) type Cell = (usize, usize);

@@ -24,7 +24,7 @@ pub(super) use step::step;
 
 /// Slots, members, replicas, outcomes or extents that one step looks at before it ends; one more cell, session or group of
 /// lost members is finished.
-pub const STEP_ITEMS: usize = 512;
+pub const STEP_ITEMS: usize = 256;
 /// Violations kept for the service; more are only counted.
 const VIOLATIONS_KEPT: usize = 100;
 
