@@ -22,15 +22,6 @@ const WINDOW: Duration = Duration::from_millis(400);
 
 type Beats = (mpsc::Sender<v1::HeartbeatRequest>, Streaming<v1::HeartbeatResponse>);
 
-/// A quorum of one that takes silence for nothing.
-async fn quorum(adjust: impl FnOnce(&mut MasterOptions)) -> Quorum {
-    Quorum::start(|options| {
-        options.node_suspect_timeout = Duration::from_secs(60);
-        adjust(options);
-    })
-    .await
-}
-
 /// Opens a node's stream with one beat and takes the answer to it.
 async fn converse(node: &Datanode) -> Beats {
     let (beats, sent) = mpsc::channel(64);
@@ -139,7 +130,7 @@ async fn put_many(client: &mut Client, node: &Datanode, name: &str, count: usize
 /// Fails when a leader that is the whole quorum waits for others to confirm it (was so: NOT_LEADER once it was idle).
 #[tokio::test]
 async fn an_idle_quorum_of_one_answers_beats() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let node = quorum.datanode(4 * MIB).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     converse(&node).await;
@@ -148,7 +139,7 @@ async fn an_idle_quorum_of_one_answers_beats() {
 /// Fails when a datanode is told of copies in answers to its beats only (was so: here there is no second beat).
 #[tokio::test]
 async fn a_copy_is_ordered_without_waiting_for_a_beat() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (first, mut client) = (quorum.datanode_on("a", 4 * MIB).await, quorum.client().await);
     client.put(b"k", 1000, &first).await;
     let second = quorum.datanode_on("b", 4 * MIB).await;
@@ -177,7 +168,7 @@ async fn a_copy_is_ordered_without_waiting_for_a_beat() {
 /// More replicas than one look at a segment shows are counted and moved.
 #[tokio::test]
 async fn a_drain_of_many_counts_all_of_them() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (first, mut client) = (quorum.datanode_on("a", 16 * MIB).await, quorum.client().await);
     put_many(&mut client, &first, "k", 5_000, 100).await;
     let second = quorum.datanode_on("b", 16 * MIB).await;
@@ -206,7 +197,7 @@ async fn a_drain_of_many_counts_all_of_them() {
 /// the key (was so: OBJECT_NOT_FOUND).
 #[tokio::test]
 async fn a_repeated_request_for_a_task_is_one_task() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (first, mut client) = (quorum.datanode_on("a", 4 * MIB).await, quorum.client().await);
     let second = quorum.datanode_on("b", 4 * MIB).await;
     let put = v1::PutStartRequest {
@@ -240,7 +231,7 @@ async fn a_repeated_request_for_a_task_is_one_task() {
 /// (was so).
 #[tokio::test]
 async fn copies_that_were_never_made_are_made_when_there_is_a_second_host() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (first, mut client) = (quorum.datanode_on("a", 4 * MIB).await, quorum.client().await);
     let items = vec![item(b"two", 1000, [1; 16]), item(b"three", 1000, [2; 16])];
     for (items, replica_num) in [(vec![items[0].clone()], 2), (vec![items[1].clone()], 3)] {
@@ -266,7 +257,7 @@ async fn copies_that_were_never_made_are_made_when_there_is_a_second_host() {
 /// Copies that were never made are not made from what is kept free for puts. Fails when the reserve is not looked at.
 #[tokio::test]
 async fn a_full_pool_is_not_filled_with_copies_that_were_never_made() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (first, mut client) = (quorum.datanode_on("a", 16 * MIB).await, quorum.client().await);
     let items = vec![item(b"two", 200_000, [1; 16])];
     let put = v1::PutStartRequest { items, replica_num: 2, ..Default::default() };
@@ -298,7 +289,7 @@ fn dynamic(options: &mut MasterOptions, mode: DynamicReplication) {
 /// Fails when extra replicas are not dropped when cold, or are made on the same host (tried).
 #[tokio::test]
 async fn a_hot_key_gains_a_replica_on_another_host_and_loses_it_when_it_is_cold() {
-    let quorum = quorum(|options| dynamic(options, DynamicReplication::Enforce)).await;
+    let quorum = Quorum::start(|options| dynamic(options, DynamicReplication::Enforce)).await;
     let (first, mut client) = (quorum.datanode_on("a", 4 * MIB).await, quorum.client().await);
     for key in [&b"hot"[..], b"cold"] {
         client.put(key, 1000, &first).await;
@@ -343,7 +334,7 @@ async fn a_hot_key_gains_a_replica_on_another_host_and_loses_it_when_it_is_cold(
 
 #[tokio::test]
 async fn observe_shows_what_is_hot_and_changes_nothing() {
-    let quorum = quorum(|options| dynamic(options, DynamicReplication::Observe)).await;
+    let quorum = Quorum::start(|options| dynamic(options, DynamicReplication::Observe)).await;
     let (first, mut client) = (quorum.datanode_on("a", 4 * MIB).await, quorum.client().await);
     client.put(b"hot", 1000, &first).await;
     let second = quorum.datanode_on("b", 4 * MIB).await;
@@ -367,7 +358,7 @@ async fn observe_shows_what_is_hot_and_changes_nothing() {
 
 #[tokio::test]
 async fn off_counts_nothing() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (node, mut client) = (quorum.datanode(4 * MIB).await, quorum.client().await);
     client.put(b"hot", 1000, &node).await;
     read(&mut client, b"hot", 200).await;
@@ -379,7 +370,7 @@ async fn off_counts_nothing() {
 /// Extra replicas go first when space is needed, however hot their object is. Fails when pressure is not looked at.
 #[tokio::test]
 async fn a_pool_that_fills_up_takes_extra_replicas_back_first() {
-    let quorum = quorum(|options| {
+    let quorum = Quorum::start(|options| {
         dynamic(options, DynamicReplication::Enforce);
         options.lease_ttl_max = Duration::from_millis(500);
         options.lease_ttl_default = Duration::from_millis(100);
@@ -445,7 +436,7 @@ async fn clear(client: &mut Client, sequence: u64, floor: u64) -> Result<Vec<u8>
 /// W8. Fails when the number is not looked at (was so: the duplicate clears the newer object).
 #[tokio::test]
 async fn a_late_duplicate_of_a_clear_leaves_the_newer_object() {
-    let quorum = quorum(|_| {}).await;
+    let quorum = Quorum::start(|_| {}).await;
     let (node, mut client) = (quorum.datanode(4 * MIB).await, quorum.client().await);
     client.put(b"k", 1000, &node).await;
     assert_eq!(clear(&mut client, 1, 1).await.expect("cleared"), [1, 0]);

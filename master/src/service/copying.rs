@@ -55,6 +55,8 @@ pub async fn start(service: &Service, tenure: &Tenure, copies: &[CopyStart]) -> 
 #[derive(Default)]
 pub struct Told {
     replicas: BTreeSet<ReplicaId>,
+    /// What it said that it could not make: said again before the end is in the log, it counts once.
+    failed: BTreeSet<ReplicaId>,
     all_ms: u64,
 }
 
@@ -81,6 +83,7 @@ impl Told {
         let copies = service.directory().copies_to_node(node, None, COPIES_MAX);
         let open: BTreeSet<ReplicaId> = copies.iter().map(|copy| copy.replica).collect();
         self.replicas.retain(|replica| open.contains(replica));
+        self.failed.retain(|replica| open.contains(replica));
         let new = copies.iter().filter(|copy| !self.replicas.contains(&copy.replica)).take(ORDERS_PER_MESSAGE);
         let orders: Vec<v1::CopyOrder> = new.filter_map(|copy| order(service, tenure, copy)).collect();
         self.replicas.extend(orders.iter().filter_map(|o| Some(ReplicaId(o.target.as_ref()?.replica_id))));
@@ -155,8 +158,8 @@ fn write_capability(copy: &CopyView, verb: Verb, length: u64, expires: LogTime) 
 pub fn ends(
     service: &Service,
     tenure: &Tenure,
-    node: NodeId,
-    life: Incarnation,
+    told: &mut Told,
+    (node, life): (NodeId, Incarnation),
     reports: &[v1::CopyReport],
 ) -> Vec<Op<'static>> {
     let mut ops = Vec::new();
@@ -179,7 +182,9 @@ pub fn ends(
         }
         if end == ReplicaEnd::Aborted {
             tracing::warn!(node = node.0, object = %copy.object, why = report.message, "a copy failed");
-            tenure.attempts.copy_failed(&copy, &report.message, tenure.now_ms());
+            if told.failed.insert(replica) {
+                tenure.attempts.copy_failed(&copy, &report.message, tenure.now_ms());
+            }
         }
         service
             .metrics()

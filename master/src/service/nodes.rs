@@ -156,7 +156,7 @@ pub(super) fn beat(
         }),
     };
     spoken.sequence = beat.sequence;
-    spawn_ops(service, &tenure, &node, &beat);
+    spawn_ops(service, &tenure, &node, &mut spoken.told, &beat);
     let copy = spoken.told.in_answer(service, &tenure, id, &beat.copies);
     Ok(v1::HeartbeatResponse {
         error: None,
@@ -171,7 +171,13 @@ pub(super) fn beat(
 }
 
 /// Proposes what a beat brought. The answer does not wait for it: beats must not depend on the log's latency.
-fn spawn_ops(service: &Arc<Service>, tenure: &Arc<Tenure>, node: &NodeView, beat: &v1::HeartbeatRequest) {
+fn spawn_ops(
+    service: &Arc<Service>,
+    tenure: &Arc<Tenure>,
+    node: &NodeView,
+    told: &mut Told,
+    beat: &v1::HeartbeatRequest,
+) {
     let mut ops = Vec::new();
     if node.contact == Contact::Suspect {
         ops.push(Op::SetContact { node: node.node, incarnation: node.incarnation, contact: Contact::Heard });
@@ -183,7 +189,7 @@ fn spawn_ops(service: &Arc<Service>, tenure: &Arc<Tenure>, node: &NodeView, beat
             replicas: beat.fenced_replicas.iter().map(|&r| ReplicaId(r)).collect(),
         });
     }
-    ops.extend(copying::ends(service, tenure, node.node, node.incarnation, &beat.copies));
+    ops.extend(copying::ends(service, tenure, told, (node.node, node.incarnation), &beat.copies));
     for verdict in beat.verdicts.iter().filter(|v| !v.intact) {
         tracing::error!(
             node = node.node.0,

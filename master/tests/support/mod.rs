@@ -44,6 +44,8 @@ impl Quorum {
         options.lease_ttl_max = Duration::from_secs(10);
         // Often, so that every test is audited while it runs.
         options.audit_interval = Duration::from_millis(20);
+        // The datanodes of these tests do not beat: their silence is to mean nothing unless a test says so.
+        options.node_suspect_timeout = Duration::from_secs(60);
         adjust(&mut options);
         let master = Master::start(options, LogFilter::fixed()).await.expect("a quorum of one starts");
         let quorum = Quorum { master, uri: address.to_uri(), _dir: dir };
