@@ -38,6 +38,7 @@ mod varint;
 pub mod view;
 
 pub use codec::{DecodeError, EntryBuilder, encode_op};
+pub use eviction::Neighbourhood;
 pub use frozen::FrozenDirectory;
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{
