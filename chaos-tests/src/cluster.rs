@@ -211,6 +211,14 @@ impl Cluster {
         Ok(at)
     }
 
+    /// The same, with DRAM of its own size.
+    pub fn add_datanode_of(&mut self, segment_bytes: u64) -> Result<usize> {
+        let usual = std::mem::replace(&mut self.options.segment_bytes, segment_bytes);
+        let added = self.add_datanode();
+        self.options.segment_bytes = usual;
+        added
+    }
+
     async fn boot(&mut self) -> Result<()> {
         for role in self.masters.iter_mut().chain(self.datanodes.iter_mut()) {
             role.start()?;

@@ -6,6 +6,7 @@ mod support;
 use std::time::Duration;
 
 use support::{Client, Datanode, Quorum, code, item, until};
+use tidepool_proto::object::extent_bytes;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
@@ -212,6 +213,133 @@ async fn a_put_larger_than_thousands_of_the_oldest_objects_finds_room() {
     }
     client.remaining_ms = 10_000;
     assert_eq!(client.put_all(batch(&["large".to_owned()], 12 * MIB), &node).await, [ErrorCode::Ok]);
+}
+
+/// Sum over its labels of a counter of the master's.
+fn counted(quorum: &Quorum, name: &str, reason: &str) -> u64 {
+    let families = quorum.master.metrics().gather();
+    let family = families.iter().find(|family| family.name() == format!("tidepool_master_{name}"));
+    let metrics = family.map(|family| family.get_metric()).unwrap_or_default();
+    let wanted = metrics.iter().filter(|m| m.get_label().iter().any(|label| label.value().contains(reason)));
+    wanted.map(|metric| metric.get_counter().get_value() as u64).sum()
+}
+
+/// Fails when evictions count what was proposed: of a put's victims only those that were needed go.
+#[tokio::test]
+async fn evictions_count_what_went() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(8 * MIB).await, quorum.client().await);
+    fill(&mut client, &node, "kv", 0..100, 200_000).await;
+    let mixed: Vec<u64> = (0..20).map(|i| [1_000, 700_000][i % 2]).collect();
+    for (i, length) in mixed.iter().enumerate() {
+        assert_eq!(client.put_all(batch(&[format!("mixed{i}")], *length), &node).await, [ErrorCode::Ok]);
+    }
+    let left = present(&mut client, &keys("kv", 0..100)).await.iter().filter(|found| **found).count() as u64;
+    let of_mixed: Vec<String> = (0..20).map(|i| format!("mixed{i}")).collect();
+    let kept = present(&mut client, &of_mixed).await;
+    let gone = mixed.iter().zip(&kept).filter(|(_, kept)| !**kept).map(|(length, _)| extent_bytes(*length));
+    let (objects, bytes) = gone.fold((0, 0), |(n, sum), bytes| (n + 1, sum + bytes));
+    assert_eq!(counted(&quorum, "evicted_objects_total", ""), 100 - left + objects);
+    assert_eq!(counted(&quorum, "evicted_bytes_total", ""), (100 - left) * extent_bytes(200_000) + bytes);
+}
+
+/// A put's op names 4 096 victims at most. Fails when a group of more is not evicted by an op before it: the reserve does
+/// not need its space here.
+#[tokio::test]
+async fn a_group_too_large_for_a_puts_op_is_evicted_whole_when_a_put_needs_its_room() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(10 * MIB).await, quorum.client().await);
+    let members = keys("m", 0..4_200);
+    let mut request = batch(&members, 1_500);
+    request.items.iter_mut().for_each(|item| item.group = "large".into());
+    client.remaining_ms = 20_000;
+    let codes = client.put_all(request, &node).await;
+    assert!(codes.iter().all(|code| *code == ErrorCode::Ok));
+    assert_eq!(present(&mut client, &members).await, vec![true; 4_200]);
+    client.remaining_ms = 1_000;
+    let mut one_more = batch(&["m".to_owned()], 5 * MIB);
+    one_more.items[0].group = "large".into();
+    assert_eq!(client.put_all(one_more, &node).await, [ErrorCode::NoSpace], "a put does not evict its own group");
+    assert_eq!(present(&mut client, &members).await, vec![true; 4_200]);
+    client.remaining_ms = 5_000;
+    assert_eq!(client.put_all(batch(&["new".to_owned()], 5 * MIB), &node).await, [ErrorCode::Ok]);
+    assert_eq!(present(&mut client, &members).await, vec![false; 4_200], "all of it went");
+    assert_eq!(counted(&quorum, "evicted_objects_total", "put"), 4_200);
+    assert_eq!(counted(&quorum, "evicted_bytes_total", "put"), 4_200 * extent_bytes(1_500));
+}
+
+/// Fails when what lies on excluded nodes is evicted, side by side or not: it makes no room for the put.
+#[tokio::test]
+async fn a_put_evicts_only_where_it_may_go() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (far, near) = (quorum.datanode(16 * MIB).await, quorum.datanode(16 * MIB).await);
+    let mut client = quorum.client().await;
+    let other = |node: &Datanode| vec![if node.node_id == far.node_id { near.node_id } else { far.node_id }];
+    for (name, node) in [("far", &far), ("near", &near)] {
+        let request = v1::PutStartRequest { excluded_nodes: other(node), ..batch(&keys(name, 0..700), 20_000) };
+        assert!(client.put_all(request, node).await.iter().all(|code| *code == ErrorCode::Ok));
+    }
+    for length in [12 * MIB, 20_000, 6 * MIB] {
+        let name = format!("large{length}");
+        let request = v1::PutStartRequest { excluded_nodes: vec![far.node_id], ..batch(&[name], length) };
+        assert_eq!(client.put_all(request, &near).await, [ErrorCode::Ok], "{length}");
+    }
+    assert_eq!(present(&mut client, &keys("far", 0..700)).await, vec![true; 700]);
+}
+
+/// A segment that is short finds its victims among thousands of older objects that lie elsewhere. Fails without the walk
+/// through the segment: the reserve then evicts nothing.
+#[tokio::test]
+async fn the_reserve_of_one_segment_is_refilled_from_that_segment() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (large, small) = (quorum.datanode(64 * MIB).await, quorum.datanode(2 * MIB).await);
+    let mut client = quorum.client().await;
+    let old = keys("old", 0..5_000);
+    for part in old.chunks(1_000) {
+        let request = v1::PutStartRequest { excluded_nodes: vec![small.node_id], ..batch(part, 1_000) };
+        assert!(client.put_all(request, &large).await.iter().all(|code| *code == ErrorCode::Ok));
+    }
+    let mut number = 0;
+    until("the reserve evicts", || {
+        number += 1;
+        let request = v1::PutStartRequest {
+            session_id: client.session,
+            excluded_nodes: vec![large.node_id],
+            ..batch(&keys("new", number * 10..(number + 1) * 10), 10_000)
+        };
+        let (mut client, small, quorum) = (client.clone(), &small, &quorum);
+        async move {
+            assert_eq!(client.put_all(request, small).await, [ErrorCode::Ok; 10]);
+            counted(quorum, "evicted_objects_total", "reserve") > 0
+        }
+    })
+    .await;
+    assert_eq!(present(&mut client, &old).await, vec![true; 5_000], "what lies elsewhere stays");
+}
+
+/// A dropped tenant leaves no policy behind. Fails when policies are kept for ever.
+#[tokio::test]
+async fn the_memory_of_a_dropped_tenants_policy_returns() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(8 * MIB).await, quorum.client().await);
+    let policy_bytes = || {
+        let families = quorum.master.metrics().gather();
+        let family = families.iter().find(|family| family.name() == "tidepool_master_policy_bytes");
+        family.map_or(0.0, |family| family.get_metric()[0].get_gauge().get_value())
+    };
+    client.put(b"k", 1_000, &node).await;
+    until("one policy is there", || async { policy_bytes() > 0.0 }).await;
+    let one = policy_bytes();
+    let mut admin = AdminServiceClient::connect(quorum.uri.clone()).await.expect("admin");
+    let tenant = v1::SetTenantRequest { name: "t".into(), ..Default::default() };
+    assert_eq!(admin.set_tenant(tenant).await.expect("set").into_inner().error, None);
+    client.tenant = "t".into();
+    client.put(b"k", 1_000, &node).await;
+    until("two are", || async { policy_bytes() >= 2.0 * one }).await;
+    assert_eq!(client.remove(b"k", 1, v1::RemoveMode::Force).await, ErrorCode::Ok);
+    let drop = v1::DropTenantRequest { name: "t".into() };
+    assert_eq!(admin.drop_tenant(drop).await.expect("drop").into_inner().error, None);
+    until("one is left", || async { policy_bytes() <= one }).await;
 }
 
 /// User report 110: one tenant filled the pool.

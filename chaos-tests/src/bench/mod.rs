@@ -2,9 +2,11 @@
 
 pub mod directory;
 pub mod figure;
+mod overflow;
 pub mod pressure;
 pub mod put_get;
 pub mod raw_socket;
+mod scrape;
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +40,7 @@ pub struct BenchOptions {
     /// Only cases whose name contains this
     #[arg(long, default_value = "")]
     pub case: String,
-    /// Objects for the memory figure of the directory suite
+    /// Objects for the memory figure of the directory suite and for the overflow of the pressure suite
     #[arg(long, default_value_t = 1_000_000)]
     pub objects: u64,
     /// DRAM of each of the two datanodes

@@ -1,5 +1,6 @@
 //! Suite `pressure`: puts into a full pool. How many succeed, and the slowest of a hundred: bursts into a small segment,
-//! mixed sizes at four times the capacity, with half of the pool under lease, and right after a failover.
+//! mixed sizes at four times the capacity, with half of the pool under lease, and right after a failover. Also what the
+//! steady overflow costs and how evenly it fills the segments: see `overflow`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use serde_json::json;
 use tidepool_client::{Client, PutItem, PutOptions};
+use tidepool_proto::object::extent_bytes;
 use tokio::task::JoinSet;
 
-use super::BenchOptions;
 use super::figure::{Figure, Printer};
+use super::{BenchOptions, overflow, scrape};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::failover;
 
@@ -37,20 +39,30 @@ struct Outcome {
     tried: usize,
     failed: usize,
     millis: Vec<f64>,
+    /// Bytes of the extents of what was stored.
+    allocated: u64,
+    evicted: u64,
+    fill: f64,
 }
 
 impl Outcome {
     fn add(&mut self, other: Outcome) {
         self.tried += other.tried;
         self.failed += other.failed;
+        self.allocated += other.allocated;
         self.millis.extend(other.millis);
     }
 
     fn p99(&mut self) -> f64 {
-        self.millis.sort_by(f64::total_cmp);
-        let last = self.millis.len().saturating_sub(1);
-        self.millis.get((self.millis.len() * 99 / 100).min(last)).copied().unwrap_or(0.0)
+        percentile_99(&mut self.millis)
     }
+}
+
+/// What one of a hundred is above.
+pub fn percentile_99(figures: &mut [f64]) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    let last = figures.len().saturating_sub(1);
+    figures.get((figures.len() * 99 / 100).min(last)).copied().unwrap_or(0.0)
 }
 
 /// Runs the suite: every case in every run has a pool of its own.
@@ -59,13 +71,15 @@ pub async fn run(options: &BenchOptions, binary: &Path, work_dir: &Path, printer
         if !case.contains(&options.case) {
             continue;
         }
-        let (mut ratios, mut slowest, mut fills, mut tried) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let (mut ratios, mut slowest, mut fills, mut evicted, mut tried) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new(), 0);
         for run in 0..options.runs {
             let work_dir = work_dir.join(format!("{}-{run}", case.replace('/', "-")));
-            let (mut outcome, fill) = one(case, binary, &work_dir).await.with_context(|| format!("case {case}"))?;
+            let mut outcome = one(case, binary, &work_dir).await.with_context(|| format!("case {case}"))?;
             ratios.push((outcome.tried - outcome.failed) as f64 / outcome.tried as f64);
             slowest.push(outcome.p99());
-            fills.push(fill);
+            fills.push(outcome.fill);
+            evicted.push(outcome.evicted as f64 / outcome.allocated.max(1) as f64);
             tried = outcome.tried;
         }
         let figure = |name: &str, runs: Vec<f64>, unit| Figure {
@@ -79,17 +93,19 @@ pub async fn run(options: &BenchOptions, binary: &Path, work_dir: &Path, printer
         printer.print(&figure("put_success_ratio", ratios, "ratio"));
         printer.print(&figure("put_p99_ms", slowest, "ms"));
         printer.print(&figure("fill_after", fills, "ratio"));
+        printer.print(&figure("evicted_bytes_per_allocated", evicted, "ratio"));
     }
-    Ok(())
+    overflow::run(options, binary, work_dir, printer).await
 }
 
-async fn one(case: &str, binary: &Path, work_dir: &Path) -> Result<(Outcome, f64)> {
+async fn one(case: &str, binary: &Path, work_dir: &Path) -> Result<Outcome> {
     let mut options = ClusterOptions::new(binary, work_dir);
     let is_burst = case.starts_with("burst");
     (options.datanodes, options.segment_bytes) = if is_burst { (1, 64 << 20) } else { (2, 128 << 20) };
     let mut cluster = Cluster::start(options).await?;
     let client = failover::connect(&cluster.masters_text(), "").await?;
-    let outcome = match case {
+    let mut before = scrape::evicted_bytes(&mut cluster).await?;
+    let mut outcome = match case {
         "burst/200x1MiB" => puts(&client, "burst", 1, 200, &[1 << 20]).await?,
         "burst/32x40x200KB" => puts(&client, "burst", 32, 40, &[200_000]).await?,
         _ => {
@@ -106,13 +122,16 @@ async fn one(case: &str, binary: &Path, work_dir: &Path) -> Result<(Outcome, f64
                 }
                 _ => {}
             }
+            before = scrape::evicted_bytes(&mut cluster).await?;
             puts(&client, "new", WRITERS, rounds(capacity, OVERLOAD), &MIXED_BYTES).await?
         }
     };
     let status = cluster.leader_status(LEADER_WITHIN).await?;
     let (complete, capacity) =
         status.segments.iter().fold((0, 0), |(used, all), s| (used + s.complete_bytes, all + s.capacity_bytes));
-    Ok((outcome, complete as f64 / capacity.max(1) as f64))
+    outcome.fill = complete as f64 / capacity.max(1) as f64;
+    outcome.evicted = scrape::evicted_bytes(&mut cluster).await?.saturating_sub(before);
+    Ok(outcome)
 }
 
 /// Puts that each of the writers makes for so many times the capacity.
@@ -132,16 +151,20 @@ async fn puts(client: &Client, kind: &str, tasks: usize, each: usize, sizes: &[u
         writers.spawn(async move {
             let mut outcome = Outcome::default();
             for number in 0..each {
-                let value = payload.slice(..sizes[(task + number) % sizes.len()]);
+                let bytes = sizes[(task + number) % sizes.len()];
+                let value = payload.slice(..bytes);
                 let item = PutItem::new(format!("{kind}/{task}/{number}"), value);
                 let options = PutOptions { deadline: Some(PUT_WITHIN), ..PutOptions::default() };
                 let began = Instant::now();
                 let result = client.put_many(vec![item], options).await.remove(0);
                 outcome.millis.push(began.elapsed().as_secs_f64() * 1e3);
                 outcome.tried += 1;
-                if let Err(error) = result {
-                    tracing::debug!(%error, "a put failed");
-                    outcome.failed += 1;
+                match result {
+                    Ok(put) => outcome.allocated += extent_bytes(bytes as u64) * put.copies as u64,
+                    Err(error) => {
+                        tracing::debug!(%error, "a put failed");
+                        outcome.failed += 1;
+                    }
                 }
             }
             outcome

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tidepool_master::eviction::{Inserted, Policy};
+use tidepool_master::eviction::{Answer, Inserted, Policy};
 use tidepool_proto::ObjectId;
 
 use super::reader::Trace;
@@ -75,7 +75,7 @@ impl PolicyCache {
 
     fn insert(&mut self, key: u64) {
         while self.resident.len() as u64 >= self.capacity {
-            let victims = self.policy.victims(1, 1, &mut |_| true);
+            let victims = self.policy.victims(1, 1, &mut |_| Answer::Take);
             assert!(!victims.is_empty(), "a full cache has a victim");
             for victim in victims {
                 assert!(self.resident.remove(&victim.key).is_some(), "a victim is resident");

@@ -5,10 +5,21 @@ use super::core::Core;
 use super::objects::{Location, Record, SegmentSlot};
 use super::view::Victim;
 use std::ops::Range;
-use tidepool_proto::ObjectId;
+use tidepool_proto::{ObjectId, SegmentId};
 
 /// Seeds around which `neighbour_victims` looks.
 const NEIGHBOURHOODS: usize = 16;
+/// Seeds that it looks up to find so many in the segments that are asked for.
+const SEEDS_LOOKED_UP: usize = 1_024;
+
+/// Victims of one segment that lie side by side.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Neighbourhood {
+    /// Where an extent comes free when they go.
+    pub segment: SegmentId,
+    /// In address order.
+    pub victims: Vec<Victim>,
+}
 
 /// A stretch of a segment, in address order.
 #[derive(Clone, Debug)]
@@ -35,19 +46,38 @@ impl Directory {
         group.into_iter().flat_map(|group| &group.members).copied().filter(|&id| id != object).collect()
     }
 
-    /// Victims that lie side by side, in address order, so that an extent of `extent_bytes` comes free for few evicted
-    /// bytes; None when no such neighbourhood was found around `seeds`, looking at `pieces_max` extents to each side of
-    /// one. `accept` runs under no lock.
+    /// Objects with a replica in a segment, by address from a cursor on, as victims; and where to go on, unless the end
+    /// was reached. Each comes with the hash of its tenant and key.
+    pub fn victims_in(&self, segment: SegmentId, from: u64, limit: usize) -> (Vec<(u64, Victim)>, Option<u64>) {
+        let core = self.core.read();
+        let Some(&slot) = core.space.by_id.get(&segment) else { return (Vec::new(), None) };
+        let mut extents = core.space.segment(slot).used.range(from..);
+        let mut found = Vec::new();
+        for (_, &at) in extents.by_ref().take(limit) {
+            let there = |r: &Record| Some((self.shards.hash(r.tenant, &r.key), victim_of(&core, r)?));
+            found.extend(self.shards.with(at, there).flatten());
+        }
+        let next = extents.next().map(|(&offset, _)| offset);
+        (found, next)
+    }
+
+    /// Victims that lie side by side in a segment that `may_use` allows, so that an extent of `extent_bytes` comes free
+    /// for few evicted bytes; None when no such neighbourhood was found around `seeds`, looking at `pieces_max` extents to
+    /// each side of one. `accept` runs under no lock; `may_use` must not call the directory.
     pub fn neighbour_victims(
         &self,
         seeds: &[ObjectId],
         extent_bytes: u64,
         pieces_max: usize,
+        may_use: impl Fn(SegmentId) -> bool,
         mut accept: impl FnMut(&Victim) -> bool,
-    ) -> Option<Vec<Victim>> {
-        let mut best: Option<(u64, Vec<Victim>)> = None;
-        for &object in seeds.iter().take(NEIGHBOURHOODS) {
-            for mut pieces in self.neighbourhoods(object, extent_bytes, pieces_max) {
+    ) -> Option<Neighbourhood> {
+        let mut best: Option<(u64, Neighbourhood)> = None;
+        let mut seen = 0;
+        for &object in seeds.iter().take(SEEDS_LOOKED_UP) {
+            let around = self.neighbourhoods(object, extent_bytes, pieces_max, &may_use);
+            seen += usize::from(!around.is_empty());
+            for (segment, mut pieces) in around {
                 for piece in &mut pieces {
                     if matches!(piece, Piece::Victim(_, v) if !accept(v)) {
                         *piece = Piece::Blocked;
@@ -59,27 +89,41 @@ impl Directory {
                         Piece::Victim(_, victim) => Some(victim.clone()),
                         _ => None,
                     });
-                    best = Some((cost, victims.collect()));
+                    best = Some((cost, Neighbourhood { segment, victims: victims.collect() }));
                 }
             }
+            if seen == NEIGHBOURHOODS {
+                break;
+            }
         }
-        best.map(|(_, victims)| victims)
+        best.map(|(_, found)| found)
     }
 
     fn victim(&self, core: &Core, at: Location) -> Option<Victim> {
         self.shards.with(at, |record| victim_of(core, record)).flatten()
     }
 
-    /// The stretches around each replica of an object that may be chosen for puts.
-    fn neighbourhoods(&self, object: ObjectId, extent_bytes: u64, pieces_max: usize) -> Vec<Vec<Piece>> {
+    /// The stretches around each replica of an object that lies where a put may go.
+    fn neighbourhoods(
+        &self,
+        object: ObjectId,
+        extent_bytes: u64,
+        pieces_max: usize,
+        may_use: impl Fn(SegmentId) -> bool,
+    ) -> Vec<(SegmentId, Vec<Piece>)> {
         let core = self.core.read();
         let Some(&at) = core.index.get(&object) else { return Vec::new() };
         let places = self.shards.with(at, |r| {
             let replicas = r.replicas.iter().map(|replica| (replica.segment, replica.offset));
             replicas.collect::<Vec<_>>()
         });
-        let may_be_chosen = |slot: SegmentSlot| core.space.segment(slot).may_be_chosen();
-        let around = |(slot, offset)| self.stretch(&core, (slot, offset), extent_bytes, pieces_max);
+        let may_be_chosen = |slot: SegmentSlot| {
+            let segment = core.space.segment(slot);
+            segment.may_be_chosen() && may_use(segment.id)
+        };
+        let around = |(slot, offset)| {
+            (core.space.segment(slot).id, self.stretch(&core, (slot, offset), extent_bytes, pieces_max))
+        };
         places.unwrap_or_default().into_iter().filter(|&(slot, _)| may_be_chosen(slot)).map(around).collect()
     }
 

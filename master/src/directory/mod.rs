@@ -41,6 +41,7 @@ pub mod view;
 
 pub use audit::{AuditProgress, STEP_ITEMS as AUDIT_STEP_ITEMS, Violation, ViolationKind};
 pub use codec::{DecodeError, EntryBuilder, encode_op};
+pub use eviction::Neighbourhood;
 pub use image::{FORMAT_VERSION, FrozenDirectory, Manifest, Part, RestoreError};
 pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
 pub use op::{

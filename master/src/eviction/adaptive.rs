@@ -15,11 +15,13 @@
 use super::cells::Cells;
 use super::class::{CLASS, STEPS, UNREACHABLE, class_used, turn_of};
 use super::ghosts::{Ghost, Ghosts};
-use super::judge::{Fronts, Judge};
+use super::judge::{Fronts, Judge, Order};
 use super::model::{Model, RING, UPDATE_TICKS};
-use super::resident::{Choice, List, NONE, Residents, Verdict};
+use super::parents::Parents;
+use super::repeats::Repeats;
+use super::resident::{Choice, List, NONE, Offer, Residents};
 use super::shadow::Shadow;
-use super::{Candidate, Inserted, Policy, REFUSALS_MAX, spread};
+use super::{Answer, Candidate, Inserted, Policy, REFUSALS_MAX};
 use tidepool_proto::ObjectId;
 
 #[cfg(test)]
@@ -30,9 +32,6 @@ mod links;
 const TICKS_PER_CAPACITY: u64 = 128;
 /// One key in this many is learned from.
 const SAMPLE: u64 = 8;
-/// Keys asked for but not resident whose parents are remembered.
-const PARENTS: usize = 8192;
-const PARENT_WAYS: usize = 8;
 /// Blocks put off that come back per tick.
 const READMITTED_PER_TICK: usize = 256;
 
@@ -71,8 +70,8 @@ pub struct Adaptive {
     model: Model,
     shadow: Shadow,
     judge: Judge,
-    /// (key, its parent's key), the latest of a set first.
-    parents: Vec<[(u64, u64); PARENT_WAYS]>,
+    parents: Parents,
+    repeats: Repeats,
     tick: u32,
     used_in_tick: u64,
     /// Bytes resident when space was last needed.
@@ -98,7 +97,8 @@ impl Adaptive {
             model: Model::new(),
             shadow: Shadow::new(),
             judge: Judge::new(),
-            parents: vec![[(0, 0); PARENT_WAYS]; PARENTS / PARENT_WAYS],
+            parents: Parents::new(),
+            repeats: Repeats::new(),
             // So that no age reaches back before the first tick.
             tick: RING,
             used_in_tick: 0,
@@ -148,7 +148,7 @@ impl Adaptive {
             self.judge.update();
             self.cells.restart();
         }
-        self.readmit(READMITTED_PER_TICK);
+        self.readmit(READMITTED_PER_TICK, NONE);
     }
 
     /// A ghost is no longer tracked.
@@ -204,8 +204,8 @@ impl Adaptive {
         self.residents.push_head(&mut self.aside, slot);
     }
 
-    /// Lets blocks that were put off be looked at again, the longest first.
-    fn readmit(&mut self, number: usize) {
+    /// Lets blocks that were put off be looked at again, the longest first, up to one of them.
+    fn readmit(&mut self, number: usize, last: u32) {
         for _ in 0..number {
             let slot = self.aside.tail;
             if slot == NONE {
@@ -216,7 +216,15 @@ impl Adaptive {
             if self.residents.at(slot).children == 0 {
                 self.list(slot);
             }
+            if slot == last {
+                return;
+            }
         }
+    }
+
+    /// The block to go next.
+    fn next(&mut self) -> Option<u32> {
+        self.cells.next(self.judge.order(), &self.model, self.tick)
     }
 
     /// Makes a block the child of another, unless that could close a circle.
@@ -399,19 +407,9 @@ impl Adaptive {
         }
     }
 
-    /// Keeps in mind which key came before one that is not resident; the oldest of its set is forgotten.
-    fn note_parent(&mut self, key: u64, parent: u64) {
-        let set = &mut self.parents[spread(key) as usize % (PARENTS / PARENT_WAYS)];
-        let at = set.iter().position(|&(other, _)| other == key).unwrap_or(PARENT_WAYS - 1);
-        set[..=at].rotate_right(1);
-        set[0] = (key, parent);
-    }
-
     /// The slot of the block before this one: `NONE` if no such key is known.
     fn parent_of(&self, key: u64) -> Result<u32, Orphan> {
-        let set = &self.parents[spread(key) as usize % (PARENTS / PARENT_WAYS)];
-        let noted = set.iter().find(|&&(other, parent)| other == key && parent != key);
-        noted.map_or(Ok(NONE), |&(_, parent)| self.residents.find(parent).ok_or(Orphan))
+        self.parents.of(key).map_or(Ok(NONE), |parent| self.residents.find(parent).ok_or(Orphan))
     }
 }
 
@@ -438,6 +436,9 @@ impl Policy for Adaptive {
     }
 
     fn requested(&mut self, keys: &[u64]) {
+        if self.repeats.is_repeat(keys, self.tick) {
+            return;
+        }
         let mut known = std::mem::take(&mut self.known);
         known.clear();
         let (turn, fronts) = self.survey(keys, &mut known);
@@ -453,7 +454,7 @@ impl Policy for Adaptive {
                 Known::Ghost { .. } | Known::Nothing => {
                     self.use_absent(key, turn, is_last);
                     if i > 0 {
-                        self.note_parent(key, keys[i - 1]);
+                        self.parents.note(key, keys[i - 1]);
                     }
                     NONE
                 }
@@ -477,27 +478,57 @@ impl Policy for Adaptive {
         }
     }
 
-    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> bool) -> Vec<Candidate> {
+    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> Answer) -> Vec<Candidate> {
         let resident = self.residents.bytes();
         // It may be called several times in a row, each time with less resident.
         self.capacity =
             Some(self.capacity.map_or(resident, |now| resident.max(now - now.saturating_sub(resident) / 16)));
-        if self.cells.next(self.judge.order(), &self.model, self.tick).is_none() {
-            self.readmit(REFUSALS_MAX);
-        }
         let mut choice = Choice::new(bytes, limit, accept);
+        // What was put off before this call comes back when there is nothing else.
+        let mut put_off = self.aside.head;
         while !choice.is_done() {
-            let Some(slot) = self.cells.next(self.judge.order(), &self.model, self.tick) else { break };
-            let offer = choice.offer(&self.residents, slot);
-            for slot in offer.slots {
-                self.put_off(slot);
-                if offer.verdict == Verdict::Chosen {
-                    // Its parent may be next.
-                    self.leave_parent(slot);
+            let Some(slot) = self.next() else {
+                if put_off == NONE || !choice.chosen.is_empty() {
+                    break;
+                }
+                self.readmit(REFUSALS_MAX, put_off);
+                put_off = NONE;
+                continue;
+            };
+            let Offer { slots, answer } = choice.offer(&self.residents, slot);
+            for slot in slots {
+                if slot == put_off {
+                    put_off = self.residents.after(slot);
+                }
+                match answer {
+                    Answer::Skip => self.unlist(slot),
+                    Answer::Refuse => self.put_off(slot),
+                    Answer::Take => {
+                        self.put_off(slot);
+                        // Its parent may be next.
+                        self.leave_parent(slot);
+                    }
                 }
             }
         }
+        for &slot in choice.passed.iter().rev() {
+            self.list(slot);
+        }
         choice.chosen
+    }
+
+    fn rank(&self, key: u64, object: ObjectId) -> Option<u64> {
+        let slot = self.residents.find(key).filter(|&slot| self.residents.at(slot).object == object)?;
+        let entry = self.residents.at(slot);
+        if entry.children > 0 {
+            return None;
+        }
+        let (class, tick) = (entry.tag & CLASS, self.clamp(entry.tick));
+        let place = match self.judge.order() {
+            Order::Learned => self.model.place(class, self.tick - tick) as u64,
+            Order::Lru => 0,
+        };
+        Some(place << 32 | u64::from(tick))
     }
 
     fn len(&self) -> usize {
@@ -515,6 +546,7 @@ impl Policy for Adaptive {
             + self.cells.memory_bytes()
             + self.model.memory_bytes()
             + self.shadow.memory_bytes()
-            + PARENTS * size_of::<(u64, u64)>()
+            + self.parents.memory_bytes()
+            + self.repeats.memory_bytes()
     }
 }

@@ -1,7 +1,7 @@
 //! Least recently used: the yardstick that `adaptive` must never fall behind.
 
-use super::resident::{Choice, List, Residents};
-use super::{Candidate, Inserted, Policy};
+use super::resident::{Choice, List, Offer, Residents};
+use super::{Answer, Candidate, Inserted, Policy};
 use tidepool_proto::ObjectId;
 
 /// Evicts what was used longest ago. The keys of one request count as used from the last to the first, so that of one
@@ -10,12 +10,20 @@ use tidepool_proto::ObjectId;
 pub struct Lru {
     residents: Residents,
     list: List,
+    uses: u64,
 }
 
 impl Lru {
     /// Nothing resident.
     pub fn new() -> Lru {
         Lru::default()
+    }
+
+    /// Makes it the last to go.
+    fn push(&mut self, slot: u32) {
+        self.uses += 1;
+        self.residents.set_turn(slot, self.uses);
+        self.residents.push_head(&mut self.list, slot);
     }
 }
 
@@ -26,14 +34,14 @@ impl Policy for Lru {
             self.removed(self.residents.at(old).key, object);
         }
         let slot = self.residents.insert(object);
-        self.residents.push_head(&mut self.list, slot);
+        self.push(slot);
     }
 
     fn requested(&mut self, keys: &[u64]) {
         for &key in keys.iter().rev() {
             if let Some(slot) = self.residents.find(key) {
                 self.residents.unlink(&mut self.list, slot);
-                self.residents.push_head(&mut self.list, slot);
+                self.push(slot);
             }
         }
     }
@@ -46,17 +54,28 @@ impl Policy for Lru {
         }
     }
 
-    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> bool) -> Vec<Candidate> {
+    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> Answer) -> Vec<Candidate> {
         let mut choice = Choice::new(bytes, limit, accept);
         let mut left = self.residents.len();
         while !choice.is_done() && left > 0 {
-            for slot in choice.offer(&self.residents, self.list.tail).slots {
+            let Offer { slots, answer } = choice.offer(&self.residents, self.list.tail);
+            for slot in slots {
                 self.residents.unlink(&mut self.list, slot);
-                self.residents.push_head(&mut self.list, slot);
+                if answer != Answer::Skip {
+                    self.push(slot);
+                }
                 left = left.saturating_sub(1);
             }
         }
+        for &slot in choice.passed.iter().rev() {
+            self.residents.push_tail(&mut self.list, slot);
+        }
         choice.chosen
+    }
+
+    fn rank(&self, key: u64, object: ObjectId) -> Option<u64> {
+        let slot = self.residents.find(key).filter(|&slot| self.residents.at(slot).object == object)?;
+        Some(self.residents.turn(slot))
     }
 
     fn len(&self) -> usize {

@@ -14,6 +14,8 @@ mod ghosts;
 mod judge;
 mod lru;
 mod model;
+mod parents;
+mod repeats;
 mod resident;
 mod s3_fifo;
 mod shadow;
@@ -31,6 +33,9 @@ pub const NAMES: [&str; 3] = ["adaptive", "lru", "s3-fifo"];
 
 /// Refused candidates after which one `victims` call gives up.
 pub const REFUSALS_MAX: usize = 1024;
+
+/// Candidates passed over after which it gives up.
+pub const SKIPS_MAX: usize = 4096;
 
 /// An object that became readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +63,17 @@ pub struct Candidate {
     pub group: Option<u64>,
 }
 
+/// What is said of a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It goes.
+    Take,
+    /// It is in use: it is put off, and looked at again later.
+    Refuse,
+    /// It is of no use to this call, which says nothing about it: it keeps its place, and this call passes over it.
+    Skip,
+}
+
 /// An eviction policy. The events may arrive late and in pieces, but in the order in which they happened.
 pub trait Policy: Send {
     /// An object became readable. A resident object under the same key is replaced.
@@ -71,9 +87,13 @@ pub trait Policy: Send {
     fn removed(&mut self, key: u64, object: ObjectId);
 
     /// Objects to evict, first to go first, until their bytes reach `bytes` or their number `limit`; a group is never
-    /// split, so the last one may overshoot both. One that `accept` refuses stays, with its group, and is put off. What
-    /// is returned stays tracked until it is `removed`: call again only then.
-    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> bool) -> Vec<Candidate>;
+    /// split, so the last one may overshoot both, and goes only if all of it is taken. `REFUSALS_MAX` and `SKIPS_MAX`
+    /// bound the looks. What is returned stays tracked until it is `removed`: call again only then.
+    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> Answer) -> Vec<Candidate>;
+
+    /// Where a resident object stands among those that may go: the smaller, the sooner. None: not resident under this
+    /// id, or others must go before it.
+    fn rank(&self, key: u64, object: ObjectId) -> Option<u64>;
 
     /// Resident objects.
     fn len(&self) -> usize;

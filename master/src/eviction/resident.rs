@@ -1,7 +1,8 @@
 //! Resident objects: a slab in chunks, found by key, linked into lists by 32-bit slots.
 
-use super::{Candidate, Inserted, spread};
+use super::{Answer, Candidate, Inserted, REFUSALS_MAX, SKIPS_MAX, spread};
 use hashbrown::{HashMap, HashTable};
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use tidepool_proto::ObjectId;
 
@@ -134,6 +135,23 @@ impl Residents {
         self.groups.range((group, 0)..=(group, NONE)).map(|&(_, slot)| slot)
     }
 
+    /// The next of its list towards the tail.
+    pub(super) fn after(&self, slot: u32) -> u32 {
+        self.at(slot).next
+    }
+
+    /// Notes when an entry took its place, for policies that know neither ticks nor parents.
+    pub(super) fn set_turn(&mut self, slot: u32, turn: u64) {
+        let entry = self.at_mut(slot);
+        (entry.tick, entry.parent) = (turn as u32, (turn >> 32) as u32);
+    }
+
+    /// When it took its place.
+    pub(super) fn turn(&self, slot: u32) -> u64 {
+        let entry = self.at(slot);
+        u64::from(entry.parent) << 32 | u64::from(entry.tick)
+    }
+
     fn vacancy(&mut self) -> u32 {
         let slot = self.free.head;
         if slot == NONE {
@@ -249,54 +267,65 @@ impl Residents {
 /// What `victims` has chosen so far.
 pub(super) struct Choice<'a> {
     pub chosen: Vec<Candidate>,
+    /// Slots passed over, the first to go first.
+    pub passed: Vec<u32>,
+    passed_groups: BTreeSet<u64>,
     bytes: u64,
     wanted: u64,
     limit: usize,
-    looks_left: usize,
-    accept: &'a mut dyn FnMut(&Candidate) -> bool,
+    refusals_left: usize,
+    accept: &'a mut dyn FnMut(&Candidate) -> Answer,
 }
 
 impl<'a> Choice<'a> {
-    pub(super) fn new(wanted: u64, limit: usize, accept: &'a mut dyn FnMut(&Candidate) -> bool) -> Choice<'a> {
-        Choice { chosen: Vec::new(), bytes: 0, wanted, limit, looks_left: super::REFUSALS_MAX, accept }
+    pub(super) fn new(wanted: u64, limit: usize, accept: &'a mut dyn FnMut(&Candidate) -> Answer) -> Choice<'a> {
+        let (chosen, passed, passed_groups) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Choice { chosen, passed, passed_groups, bytes: 0, wanted, limit, refusals_left: REFUSALS_MAX, accept }
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.bytes >= self.wanted || self.chosen.len() >= self.limit || self.looks_left == 0
+        self.bytes >= self.wanted
+            || self.chosen.len() >= self.limit
+            || self.refusals_left == 0
+            || self.passed.len() >= SKIPS_MAX
     }
 
-    /// Chooses a candidate and its group, or refuses both. The slots are to be put off either way, so that nothing is
-    /// looked at twice.
+    /// Chooses a candidate and its group, refuses both, or passes over it. Its slots are to be put off if they were chosen
+    /// or refused, and to be taken out of the order for the rest of the call if not, so that nothing is looked at twice.
     pub(super) fn offer(&mut self, residents: &Residents, slot: u32) -> Offer {
-        let group = residents.candidate(slot).group;
-        let mut slots = vec![slot];
-        if let Some(group) = group {
+        let candidate = residents.candidate(slot);
+        let mut slots: SmallVec<[u32; 1]> = SmallVec::from_buf([slot]);
+        if let Some(group) = candidate.group {
+            if self.passed_groups.contains(&group) {
+                self.passed.push(slot);
+                return Offer { slots, answer: Answer::Skip };
+            }
             slots.extend(residents.members(group).filter(|&member| member != slot));
         }
         let before = self.chosen.len();
         for &member in &slots {
             let candidate = residents.candidate(member);
-            if !(self.accept)(&candidate) {
-                self.chosen.truncate(before);
-                self.looks_left -= 1;
-                return Offer { slots, verdict: Verdict::Refused };
+            let answer = (self.accept)(&candidate);
+            if answer == Answer::Take {
+                self.chosen.push(candidate);
+                continue;
             }
-            self.chosen.push(candidate);
+            self.chosen.truncate(before);
+            if answer == Answer::Refuse {
+                self.refusals_left -= 1;
+                return Offer { slots, answer };
+            }
+            self.passed.push(slot);
+            self.passed_groups.extend(candidate.group);
+            return Offer { slots: SmallVec::from_buf([slot]), answer };
         }
         self.bytes += self.chosen[before..].iter().map(|candidate| candidate.bytes).sum::<u64>();
-        Offer { slots, verdict: Verdict::Chosen }
+        Offer { slots, answer: Answer::Take }
     }
 }
 
 /// What became of a candidate and its group.
 pub(super) struct Offer {
-    pub slots: Vec<u32>,
-    pub verdict: Verdict,
-}
-
-/// Whether they go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
-    Chosen,
-    Refused,
+    pub slots: SmallVec<[u32; 1]>,
+    pub answer: Answer,
 }

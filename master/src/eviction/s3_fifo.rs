@@ -3,8 +3,8 @@
 //! Source: Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction", SOSP '23.
 
 use super::ghosts::Ghosts;
-use super::resident::{Choice, List, Residents};
-use super::{Candidate, Inserted, Policy};
+use super::resident::{Choice, List, Offer, Residents};
+use super::{Answer, Candidate, Inserted, Policy};
 use tidepool_proto::ObjectId;
 
 /// The small queue's share of the bytes is one in this many.
@@ -27,6 +27,7 @@ pub struct S3Fifo {
     ghosts: Ghosts,
     tick: u16,
     ghosts_in_tick: usize,
+    pushed: u64,
 }
 
 impl Default for S3Fifo {
@@ -46,6 +47,7 @@ impl S3Fifo {
             ghosts: Ghosts::new(1),
             tick: 0,
             ghosts_in_tick: 0,
+            pushed: 0,
         }
     }
 
@@ -59,12 +61,26 @@ impl S3Fifo {
     }
 
     fn push(&mut self, slot: u32) {
+        self.pushed += 1;
+        self.residents.set_turn(slot, self.pushed);
         if self.residents.at(slot).tag & MAIN != 0 {
             self.residents.push_head(&mut self.main, slot);
         } else {
             self.residents.push_head(&mut self.small, slot);
             self.small_bytes += self.residents.size(slot);
         }
+    }
+
+    /// Takes one out of its queue for the rest of a call; its bytes still count for the queue.
+    fn pass(&mut self, slot: u32) {
+        let is_main = self.residents.at(slot).tag & MAIN != 0;
+        self.residents.unlink(if is_main { &mut self.main } else { &mut self.small }, slot);
+    }
+
+    /// Puts it back to where it was.
+    fn put_back(&mut self, slot: u32) {
+        let is_main = self.residents.at(slot).tag & MAIN != 0;
+        self.residents.push_tail(if is_main { &mut self.main } else { &mut self.small }, slot);
     }
 
     fn remember(&mut self, key: u64) {
@@ -139,20 +155,36 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> bool) -> Vec<Candidate> {
+    fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> Answer) -> Vec<Candidate> {
         let mut choice = Choice::new(bytes, limit, accept);
         let mut put_off = Vec::new();
         while !choice.is_done() {
             let Some(slot) = self.next() else { break };
-            for slot in choice.offer(&self.residents, slot).slots {
-                self.unlink(slot);
-                put_off.push(slot);
+            let Offer { slots, answer } = choice.offer(&self.residents, slot);
+            for slot in slots {
+                if answer == Answer::Skip {
+                    self.pass(slot);
+                } else {
+                    self.unlink(slot);
+                    put_off.push(slot);
+                }
             }
         }
         for slot in put_off {
             self.push(slot);
         }
+        for &slot in choice.passed.iter().rev() {
+            self.put_back(slot);
+        }
         choice.chosen
+    }
+
+    /// What a queue would keep when its turn came stands behind what it would not.
+    fn rank(&self, key: u64, object: ObjectId) -> Option<u64> {
+        let slot = self.residents.find(key).filter(|&slot| self.residents.at(slot).object == object)?;
+        let tag = self.residents.at(slot).tag;
+        let stays = if tag & MAIN == 0 { tag & USES >= USES_ADMIT } else { tag & USES > 0 };
+        Some(u64::from(stays) << 63 | u64::from(tag & MAIN != 0) << 62 | self.residents.turn(slot))
     }
 
     fn len(&self) -> usize {

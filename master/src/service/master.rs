@@ -243,6 +243,7 @@ async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool
             metrics.raft.with_label_values(&[figure]).set(value as i64);
         }
         metrics.objects.set(service.directory().counts().objects as i64);
+        service.evictor().forget_tenants(|tenant| service.directory().tenant_view(tenant).is_some());
         metrics.policy_bytes.set(service.evictor().memory_bytes() as i64);
         for segment in service.directory().segments() {
             let name = &*segment.name;

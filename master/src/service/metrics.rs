@@ -44,7 +44,7 @@ pub struct ServiceMetrics {
     pub leased_bytes: IntGauge,
     /// Ops waiting for an entry.
     pub queued_ops: IntGauge,
-    /// Requests that the eviction policies were not told of, because too many waited.
+    /// Requests that the eviction policies were not told of: they hear of so many keys a second, or too many waited.
     pub recency_dropped: IntCounter,
     /// Memory of the eviction policies.
     pub policy_bytes: IntGauge,
@@ -129,7 +129,7 @@ impl ServiceMetrics {
             queued_ops: gauge("queued_ops", "Ops waiting for an entry")?,
             recency_dropped: counter(
                 "recency_dropped_total",
-                "Requests that the eviction policies were not told of, because too many waited",
+                "Requests that the eviction policies were not told of: they hear so much, or too many waited",
             )?,
             policy_bytes: gauge("policy_bytes", "Memory of the eviction policies")?,
             objects: gauge("objects", "Objects in the directory")?,

@@ -23,6 +23,7 @@ mod machine;
 mod master;
 mod matching;
 mod metrics;
+mod neighbourhood;
 mod nodes;
 mod office;
 mod options;
@@ -32,6 +33,7 @@ mod reads;
 mod recency;
 mod refusal;
 mod removal;
+mod reserve;
 mod room;
 mod session;
 mod status;
@@ -41,6 +43,7 @@ mod tenure;
 #[cfg(test)]
 mod tests;
 mod upkeep;
+mod walk;
 
 pub use logging::LogFilter;
 pub use master::{Master, MasterError, Stopped};

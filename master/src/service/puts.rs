@@ -3,7 +3,7 @@
 //! When space runs short, what is stored of a batch is a prefix of it: a grant behind an item that found no room is taken
 //! back before anybody hears of it, and both wait, in order, inside the caller's deadline.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,15 @@ use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes};
 use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, SegmentId, v1};
 
 use super::core::{Service, unexpected, uuid};
-use super::evictor::Requested;
 use super::leases::Marks;
+use super::neighbourhood::{self, Places};
 use super::options::BATCH_ITEMS_MAX;
 use super::reads::addresses;
 use super::room::{self, Found, VICTIMS_MAX, Victims, Wanted};
 use super::tenure::Tenure;
+use crate::directory::limits::IDS_PER_OP_MAX;
 use crate::directory::{
-    Contact, DataType, Grant, ObjectState, ObjectView, Op, Outcome, PutEnd, PutStart, ReplicaMode, SessionId,
+    Contact, DataType, Grant, ObjectState, Op, Outcome, PutEnd, PutStart, ReplicaMode, RetireMode, SessionId,
     SoftPinAction, Statuses, TenantId, Token, Turn,
 };
 
@@ -60,14 +61,17 @@ pub async fn start(
         if attempt > 1 {
             batch.evict_for_large(service, &tenure, &waiting).await?;
         }
-        let (ops, marks) = batch.ops(service, &tenure, &waiting, attempt);
-        let outcomes = tenure.proposer.propose(&ops, marks).await?;
+        let Proposal { ops, marks, evicts_first, bytes_of } = batch.propose(service, &tenure, &waiting, attempt);
+        let mut outcomes = tenure.proposer.propose(&ops, marks).await?.into_iter();
         drop(ops);
+        if evicts_first && let Some(Outcome::Retired { objects }) = outcomes.next() {
+            room::count_evicted(service, "put", &objects, &bytes_of);
+        }
         let mut round = Round::default();
         for ((i, token), outcome) in waiting.into_iter().zip(outcomes) {
             match outcome {
                 Outcome::Granted(grant) => {
-                    note_evicted(service, &grant);
+                    room::count_evicted(service, "put", &grant.evicted, &bytes_of);
                     round.granted.push((i, token, grant));
                 }
                 Outcome::Refused(error) if batch.waits_for_room(service, i, &error) => {
@@ -157,6 +161,16 @@ impl Round {
         self.again.sort_unstable_by_key(|(i, ..)| *i);
         Ok(())
     }
+}
+
+/// What is proposed for the items of a batch that wait.
+struct Proposal<'a> {
+    ops: Vec<Op<'a>>,
+    marks: Option<Marks>,
+    /// Whether the first op evicts what no put's op could name.
+    evicts_first: bool,
+    /// Bytes that each victim frees.
+    bytes_of: BTreeMap<ObjectId, u64>,
 }
 
 /// What all items of a batch share.
@@ -252,33 +266,54 @@ impl<'a> Batch<'a> {
     }
 
     /// Ops for the items still waiting. Where space, the directory or the tenant's quota looks short, or an attempt
-    /// failed already, victims go with them.
-    fn ops(
-        &self,
-        service: &Service,
-        tenure: &Tenure,
-        waiting: &[(usize, Token)],
-        attempt: usize,
-    ) -> (Vec<Op<'a>>, Option<Marks>) {
+    /// failed already, victims go with them. A group that is too large to be named by a put's op is evicted by one before
+    /// them, in the same entry.
+    fn propose(&self, service: &Service, tenure: &Tenure, waiting: &[(usize, Token)], attempt: usize) -> Proposal<'a> {
         let total: u64 = waiting.iter().map(|(i, _)| self.need(*i)).fold(0, u64::saturating_add);
         let mut room = self.room(service, tenure, total, waiting.len() as u64, attempt);
         let seeds: Vec<ObjectId> = room.found.iter().map(|v| v.object).collect();
+        let mut bytes_of: BTreeMap<ObjectId, u64> = room.found.iter().map(|v| (v.object, v.bytes)).collect();
         let mut spare = std::mem::take(&mut room.found).into_iter().peekable();
         let per_item = seeds.len().div_ceil(waiting.len());
-        let mut ops = Vec::with_capacity(waiting.len());
+        let (mut ops, mut large) = (Vec::with_capacity(waiting.len()), Vec::new());
         for (i, token) in waiting {
             let mut victims = Vec::new();
             if attempt > 1 && ops.is_empty() {
                 // Side by side first: it is what a request larger than any free extent needs.
-                let near = room::neighbours(service, tenure, self.request.items[*i].length, &seeds);
-                victims.extend(near.found.iter().map(|v| v.object));
+                let near = neighbourhood::find(service, tenure, &self.places(*i), &seeds);
+                bytes_of.extend(near.found.iter().map(|v| (v.object, v.bytes)));
+                victims.extend(near.found.iter().map(|v| v.object).take(VICTIMS_MAX));
                 room.marks.absorb(near.marks);
             }
-            take_victims(&mut spare, self.need(*i), per_item, &mut victims);
+            take_victims(&mut spare, self.need(*i), per_item, &mut victims, &mut large);
             ops.push(Op::PutStart(self.op(*i, *token, victims)));
         }
+        large.retain(|unit| !self.is_own_group(service, unit[0]));
+        let evicts_first = !large.is_empty();
+        if evicts_first {
+            let objects: Vec<ObjectId> = large.into_iter().flatten().take(IDS_PER_OP_MAX).collect();
+            ops.insert(0, Op::Retire { objects, mode: RetireMode::RetireAndReclaim });
+        }
         let marks = (!room.marks.is_empty()).then_some(room.marks);
-        (ops, marks)
+        Proposal { ops, marks, evicts_first, bytes_of }
+    }
+
+    /// Whether a victim is of a group that an item joins: a put does not evict the rest of its own group.
+    fn is_own_group(&self, service: &Service, object: ObjectId) -> bool {
+        let is_own = |name: &[u8]| self.request.items.iter().any(|item| item.group == name);
+        let tenant = service.directory().as_victim(object).map(|victim| victim.tenant);
+        tenant == Some(self.tenant)
+            && service.directory().with_object_id(object, |view| view.and_then(|v| v.group).is_some_and(is_own))
+    }
+
+    /// Where an item may go.
+    fn places(&self, i: usize) -> Places<'_> {
+        Places {
+            extent_bytes: extent_bytes(self.request.items[i].length),
+            copies: usize::from(self.replica_num),
+            preferred: &self.preferred,
+            excluded: &self.excluded,
+        }
     }
 
     /// Victims for what is short.
@@ -303,9 +338,16 @@ impl<'a> Batch<'a> {
         let counts = service.directory().counts();
         // In the first lease window nothing old may go before a put has failed: do not look.
         let short = attempt > 0 || counts.free_bytes < bytes && !tenure.in_first_window();
+        let objects =
+            (counts.objects + objects).saturating_sub(service.options().objects_max + room.found.len() as u64);
+        // What lies on nodes that the client cannot reach makes no room for it.
+        let places = Places { extent_bytes: 0, copies: 1, preferred: &[], excluded: &self.excluded };
+        let is_narrow = short && objects == 0 && !self.excluded.is_empty();
+        let segments = if is_narrow { places.not_everywhere(service, bytes) } else { None };
         let wanted = Wanted {
+            segments: segments.as_ref(),
             bytes: if short { bytes.saturating_sub(room.bytes()) } else { 0 },
-            objects: (counts.objects + objects).saturating_sub(service.options().objects_max + room.found.len() as u64),
+            objects,
             limit: VICTIMS_MAX,
             urgent,
             ..Wanted::default()
@@ -329,10 +371,12 @@ impl<'a> Batch<'a> {
         if average.saturating_mul(VICTIMS_MAX as u64) >= self.need(*i) {
             return Ok(());
         }
-        let length = self.request.items[*i].length;
-        if room::evict_neighbourhood(service, tenure, length).await? == 0 {
+        let places = self.places(*i);
+        if neighbourhood::evict(service, tenure, &places).await? == 0 {
             let bytes = self.need(*i).saturating_sub(counts.free_bytes);
-            let wanted = Wanted { bytes, limit: 4 * VICTIMS_MAX, urgent: true, ..Wanted::default() };
+            let segments = places.not_everywhere(service, bytes);
+            let segments = segments.as_ref();
+            let wanted = Wanted { bytes, limit: 4 * VICTIMS_MAX, urgent: true, segments, ..Wanted::default() };
             room::evict(service, tenure, &wanted, "put").await?;
         }
         Ok(())
@@ -395,33 +439,36 @@ fn is_short_of_space(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::NoSpace | ErrorCode::NotEnoughReplicas)
 }
 
-/// Moves victims over until their bytes reach `need`, a group never split.
+/// Moves victims over until their bytes reach `need`, a group never split: what an op cannot name whole goes to `large`.
 fn take_victims(
     spare: &mut std::iter::Peekable<std::vec::IntoIter<Found>>,
     need: u64,
     at_least: usize,
     victims: &mut Vec<ObjectId>,
+    large: &mut Vec<SmallVec<[ObjectId; 1]>>,
 ) {
-    let (mut bytes, mut last_group) = (0, None);
-    let mut taken = 0;
-    while let Some(next) = spare.peek() {
-        let same_group = next.group.is_some() && next.group == last_group;
-        let enough = bytes >= need && taken >= at_least || victims.len() >= VICTIMS_MAX;
-        if enough && !same_group {
-            break;
+    let (mut bytes, mut taken) = (0, 0);
+    while victims.len() < VICTIMS_MAX && (bytes < need || taken < at_least) {
+        let Some(first) = spare.next() else { return };
+        let mut unit: SmallVec<[ObjectId; 1]> = SmallVec::from_buf([first.object]);
+        bytes += first.bytes;
+        while let Some(member) = spare.next_if(|next| next.group.is_some() && next.group == first.group) {
+            unit.push(member.object);
+            bytes += member.bytes;
         }
-        (bytes, last_group) = (bytes + next.bytes, next.group);
-        victims.push(next.object);
-        taken += 1;
-        spare.next();
+        taken += unit.len();
+        if victims.len() + unit.len() <= VICTIMS_MAX {
+            victims.extend(unit);
+        } else {
+            large.push(unit);
+        }
     }
-    victims.truncate(VICTIMS_MAX);
 }
 
 /// Tells the eviction policies what the batch names, in its order.
 fn note_requested(service: &Service, tenant: TenantId, items: &[v1::PutStartItem]) {
-    let keys = items.iter().map(|item| service.directory().key_hash(tenant, &item.key)).collect();
-    service.evictor().requested(Requested { tenant, keys });
+    let keys: SmallVec<[u64; 128]> = items.iter().map(|item| service.directory().key_hash(tenant, &item.key)).collect();
+    service.evictor().requested(tenant, &keys);
 }
 
 /// A soft pin as asked for; its time has a default.
@@ -501,13 +548,6 @@ fn excluded(service: &Service, asked: &[u64]) -> SmallVec<[NodeId; 2]> {
     let heard = service.directory().nodes().into_iter().filter(|n| n.contact == Contact::Heard && n.segments > 0);
     let leaves_one = heard.into_iter().any(|n| !asked.contains(&n.node.0));
     if leaves_one { asked.iter().map(|&n| NodeId(n)).collect() } else { SmallVec::new() }
-}
-
-fn note_evicted(service: &Service, grant: &Grant) {
-    if !grant.evicted.is_empty() {
-        // What one victim held is not known here; the segment gauges show the bytes.
-        room::count_evicted(service, "put", grant.evicted.len() as u64, 0);
-    }
 }
 
 /// A grant as the client gets it: signed for as long as it cannot be preempted.

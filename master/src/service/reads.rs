@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use smallvec::SmallVec;
 use tidepool_proto::capability::{Capability, Verb};
 use tidepool_proto::keys::check_key;
 use tidepool_proto::v1::client_request::Body as Ask;
@@ -10,8 +11,7 @@ use tidepool_proto::v1::client_response::Body as Answer;
 use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, v1};
 
 use super::core::Service;
-use super::evictor::Requested;
-use super::leases::{Granted, LeaseTable, LeaseTerms};
+use super::leases::{Granted, LeaseTerms};
 use super::matching::pattern;
 use super::options::{BATCH_ITEMS_MAX, LEASED_PERCENT_MAX, LEASED_PERCENT_PER_CLIENT_MAX, LIST_PAGE_MAX};
 use super::session::check_envelope;
@@ -290,11 +290,11 @@ impl Read<'_> {
     }
 }
 
-/// Tells the eviction policies what a read that touches names, in its order.
+/// Tells the eviction policies what a read that touches names, in its order, unless they hear enough.
 fn note_requested(service: &Service, tenant: TenantId, mode: i32, keys: &[&[u8]]) {
-    if mode != v1::LeaseMode::NoTouch as i32 {
-        let keys = keys.iter().map(|key| service.directory().key_hash(tenant, key)).collect();
-        service.evictor().requested(Requested { tenant, keys });
+    if mode != v1::LeaseMode::NoTouch as i32 && service.evictor().hears(tenant, keys.len()) {
+        let keys: SmallVec<[u64; 64]> = keys.iter().map(|key| service.directory().key_hash(tenant, key)).collect();
+        service.evictor().requested(tenant, &keys);
     }
 }
 

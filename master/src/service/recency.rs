@@ -11,7 +11,7 @@ use tidepool_proto::{Address, Error, v1};
 use tonic::transport::{Channel, Endpoint};
 
 use super::core::Service;
-use super::evictor::Requested;
+use super::evictor::Requests;
 use super::tenure::Tenure;
 use crate::directory::TenantId;
 
@@ -49,7 +49,7 @@ pub async fn share(service: &Arc<Service>, tenure: &Tenure) -> Result<(), Error>
     if hints.is_empty() {
         return Ok(());
     }
-    let messages = Arc::new(messages(service, tenure.term, hints));
+    let messages = Arc::new(messages(service, tenure.term, &hints));
     for member in service.node().status().members {
         if member.member.node_id == service.options().node_id {
             continue;
@@ -69,17 +69,17 @@ pub async fn share(service: &Arc<Service>, tenure: &Tenure) -> Result<(), Error>
     Ok(())
 }
 
-fn messages(service: &Service, term: u64, hints: Vec<Requested>) -> Vec<v1::ShareRecencyRequest> {
+fn messages(service: &Service, term: u64, hints: &Requests) -> Vec<v1::ShareRecencyRequest> {
     let identity = Some(service.identity());
     let mut messages: Vec<v1::ShareRecencyRequest> = Vec::new();
     let mut room = 0;
-    for hint in hints {
-        if hint.keys.len() > room || messages.is_empty() {
+    for (tenant, keys) in hints.iter() {
+        if keys.len() > room || messages.is_empty() {
             messages.push(v1::ShareRecencyRequest { identity: identity.clone(), term, hints: Vec::new() });
             room = KEYS_PER_MESSAGE;
         }
-        room = room.saturating_sub(hint.keys.len().max(1));
-        let hint = v1::RecencyHint { tenant: hint.tenant.0.into(), key_hashes: hint.keys };
+        room = room.saturating_sub(keys.len().max(1));
+        let hint = v1::RecencyHint { tenant: tenant.0.into(), key_hashes: keys.to_vec() };
         messages.last_mut().expect("just pushed").hints.push(hint);
     }
     messages
@@ -93,7 +93,7 @@ pub fn take(service: &Service, request: v1::ShareRecencyRequest) -> Result<(), E
     }
     for hint in request.hints.into_iter().take(HINTS_PER_MESSAGE_MAX) {
         if let Ok(tenant) = u16::try_from(hint.tenant) {
-            service.evictor().requested(Requested { tenant: TenantId(tenant), keys: hint.key_hashes });
+            service.evictor().requested(TenantId(tenant), &hint.key_hashes);
         }
     }
     Ok(())

@@ -260,7 +260,8 @@ async fn make_room(
 ) -> Result<(), Error> {
     let Some(length) = service.directory().with_object_id(object, |v| v.map(|v| v.length)) else { return Ok(()) };
     let bytes = tidepool_proto::object::extent_bytes(length);
-    let wanted = Wanted { bytes, limit: room::VICTIMS_MAX, segments: Some(segments), ..Wanted::default() };
+    let segments = segments.iter().map(|&segment| (segment, bytes)).collect();
+    let wanted = Wanted { bytes, limit: room::VICTIMS_MAX, segments: Some(&segments), ..Wanted::default() };
     room::evict(service, tenure, &wanted, "task").await?;
     Ok(())
 }

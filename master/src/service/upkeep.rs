@@ -11,7 +11,7 @@ use super::audit;
 use super::core::{Service, unexpected};
 use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
 use super::recency;
-use super::room;
+use super::reserve;
 use super::tasks;
 use super::tenure::Tenure;
 use super::{healing, hot};
@@ -60,7 +60,7 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
     let rate = Arc::new(parking_lot::Mutex::new(PutRate::default()));
     every(service, tenure, RESERVE_INTERVAL, "reserve", move |s, t| {
         let put_bytes_per_second = rate.lock().update(t.take_put_bytes(), RESERVE_INTERVAL);
-        async move { room::refill_reserve(&s, &t, put_bytes_per_second).await.map(|_| ()) }
+        async move { reserve::refill(&s, &t, put_bytes_per_second).await.map(|_| ()) }
     });
 }
 

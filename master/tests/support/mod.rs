@@ -136,6 +136,7 @@ impl Datanode {
     }
 }
 
+#[derive(Clone)]
 pub struct Client {
     pub rpc: ClientServiceClient<Channel>,
     pub session: u64,

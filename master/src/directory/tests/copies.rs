@@ -232,7 +232,12 @@ fn what_is_drained_takes_nothing() {
     }
     let put = PutStart { mode: ReplicaMode::Strict, replica_num: 2, ..world.put_op(session, "two", 1000) };
     world.refused(Op::PutStart(put), ErrorCode::NotEnoughReplicas);
-    let near = |world: &World| world.directory.neighbour_victims(&[grant.object], extent_bytes(1000), 1024, |_| true);
+    let near = |world: &World| {
+        world
+            .directory
+            .neighbour_victims(&[grant.object], extent_bytes(1000), 1024, |_| true, |_| true)
+            .map(|n| n.victims)
+    };
     assert!(near(&world).is_some());
     world.create(drain(&[here], 2)).unwrap();
     assert_eq!(near(&world), None);

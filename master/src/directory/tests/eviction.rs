@@ -1,9 +1,9 @@
 //! Victims: inline in a put (W9), and as the leader finds them.
 
 use super::world::{World, victims};
-use crate::directory::{Config, Grant, Op, PutStart, SessionId};
+use crate::directory::{Config, Grant, Op, PutStart, SessionId, TenantId};
 use tidepool_proto::object::extent_bytes;
-use tidepool_proto::{ErrorCode, ObjectId};
+use tidepool_proto::{ErrorCode, ObjectId, SegmentId};
 
 const LENGTH: u64 = 1000;
 
@@ -97,7 +97,7 @@ fn a_neighbourhood_frees_one_large_extent() {
     let named = oldest[..8].to_vec();
     let put = with_victims(&mut world, session, 4 * LENGTH, named);
     world.refused(Op::PutStart(put.clone()), ErrorCode::NoSpace);
-    let near = world.directory.neighbour_victims(&oldest, need, 1024, |_| true).unwrap();
+    let near = world.directory.neighbour_victims(&oldest, need, 1024, |_| true, |_| true).unwrap().victims;
     let bytes: u64 = near.iter().map(|v| v.bytes()).sum();
     assert!(bytes < need + extent_bytes(LENGTH), "{bytes} bytes evicted for {need}");
     let put = PutStart { victims: near.iter().map(|v| v.object).collect(), ..put };
@@ -113,11 +113,13 @@ fn a_neighbourhood_avoids_what_is_open_or_refused() {
     world.start(session, "open", LENGTH);
     let leased = grants[3].object;
     let seeds: Vec<ObjectId> = victims(&world.directory).iter().map(|v| v.object).collect();
-    let near =
-        world.directory.neighbour_victims(&seeds, 3 * extent_bytes(LENGTH), 1024, |v| v.object != leased).unwrap();
+    let near = |extents: u64| {
+        let bytes = extents * extent_bytes(LENGTH);
+        world.directory.neighbour_victims(&seeds, bytes, 1024, |_| true, |v| v.object != leased)
+    };
     let expected: Vec<ObjectId> = grants[..3].iter().map(|g| g.object).collect();
-    assert_eq!(near.iter().map(|v| v.object).collect::<Vec<_>>(), expected);
-    assert_eq!(world.directory.neighbour_victims(&seeds, 4 * extent_bytes(LENGTH), 1024, |v| v.object != leased), None);
+    assert_eq!(near(3).unwrap().victims.iter().map(|v| v.object).collect::<Vec<_>>(), expected);
+    assert_eq!(near(4), None);
 }
 
 /// Free space beside victims counts.
@@ -126,9 +128,46 @@ fn a_neighbourhood_uses_the_free_space_beside_it() {
     let (mut world, session, grants) = full(8);
     world.remove(session, 0, 0, "k1");
     world.one(Op::Reclaim { replicas: vec![grants[1].replicas[0].replica] });
-    let near =
-        world.directory.neighbour_victims(&[grants[0].object], 2 * extent_bytes(LENGTH), 1024, |_| true).unwrap();
+    let bytes = 2 * extent_bytes(LENGTH);
+    let near = world.directory.neighbour_victims(&[grants[0].object], bytes, 1024, |_| true, |_| true).unwrap().victims;
     assert_eq!(near.len(), 1);
     let put = with_victims(&mut world, session, 2 * LENGTH, near.iter().map(|v| v.object).collect());
     world.granted(put);
+}
+
+/// A put that may not use a segment gains nothing by what lies there. Fails when the segment is not asked about.
+#[test]
+fn a_neighbourhood_lies_in_a_segment_that_may_be_used() {
+    let (mut world, nodes, session) = World::with_nodes(2, 8 * extent_bytes(LENGTH));
+    let grants: Vec<Grant> = (0..16).map(|i| world.put(session, &format!("k{i}"), LENGTH)).collect();
+    let seeds: Vec<ObjectId> = grants.iter().map(|g| g.object).collect();
+    for (_, _, segment) in nodes {
+        let bytes = 3 * extent_bytes(LENGTH);
+        let near = world.directory.neighbour_victims(&seeds, bytes, 1024, |id| id == segment, |_| true).unwrap();
+        assert_eq!(near.segment, segment);
+        assert!(near.victims.iter().all(|victim| victim.replicas[0].1 == segment));
+    }
+    assert_eq!(world.directory.neighbour_victims(&seeds, 1, 1024, |_| false, |_| true), None);
+}
+
+/// Fails when a page begins where the last one ended, or names what is open or pinned for good.
+#[test]
+fn a_walk_through_a_segment_meets_each_victim_once() {
+    let (mut world, nodes, session) = World::with_nodes(1, 8 * extent_bytes(LENGTH));
+    let mut grants: Vec<Grant> = (0..7).map(|i| world.put(session, &format!("k{i}"), LENGTH)).collect();
+    world.start(session, "open", LENGTH);
+    world.remove(session, 0, 0, "k2");
+    grants.remove(2);
+    let (mut from, mut met) = (0, Vec::new());
+    loop {
+        let (page, next) = world.directory.victims_in(nodes[0].2, from, 3);
+        met.extend(page.iter().map(|(key, victim)| (*key, victim.object)));
+        let Some(next) = next else { break };
+        from = next;
+    }
+    let keys = (0..7).filter(|i| *i != 2).map(|i| format!("k{i}"));
+    let hashes = keys.map(|key| world.directory.key_hash(TenantId::DEFAULT, key.as_bytes()));
+    let expected: Vec<_> = hashes.zip(grants.iter().map(|grant| grant.object)).collect();
+    assert_eq!(met, expected);
+    assert_eq!(world.directory.victims_in(SegmentId(1), 0, 9), (Vec::new(), None));
 }

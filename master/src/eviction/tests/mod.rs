@@ -2,17 +2,23 @@
 
 mod memory;
 mod never_below_lru;
+mod order;
 mod random;
 mod sequences;
 mod traces;
 
-use super::{Candidate, Inserted, Policy};
+use super::{Answer, Candidate, Inserted, Policy};
 use hashbrown::HashMap;
 use tidepool_proto::ObjectId;
 
 /// An ungrouped object of one byte.
 fn block(key: u64, object: u64) -> Inserted {
     Inserted { key, object: ObjectId(object), bytes: 1, group: None }
+}
+
+/// Takes a candidate or refuses it.
+fn take_if(is_taken: bool) -> Answer {
+    if is_taken { Answer::Take } else { Answer::Refuse }
 }
 
 /// A cache of blocks of one byte around a policy.
@@ -33,7 +39,7 @@ impl<'a> Cache<'a> {
     }
 
     fn evict(&mut self) {
-        let victims = self.policy.victims(self.step as u64, self.step, &mut |_| true);
+        let victims = self.policy.victims(self.step as u64, self.step, &mut |_| Answer::Take);
         assert!(!victims.is_empty(), "a full cache has a victim");
         for victim in victims {
             assert_eq!(self.resident.remove(&victim.key), Some(victim.object), "a victim is resident");
@@ -67,5 +73,5 @@ impl<'a> Cache<'a> {
 
 /// Keys of the next `number` victims, which are not removed.
 fn next_victims(policy: &mut dyn Policy, number: usize) -> Vec<u64> {
-    policy.victims(u64::MAX, number, &mut |_| true).iter().map(|victim: &Candidate| victim.key).collect()
+    policy.victims(u64::MAX, number, &mut |_| Answer::Take).iter().map(|victim: &Candidate| victim.key).collect()
 }

@@ -68,6 +68,55 @@ fn on_phases() {
     check("phases", &traces::phases(1, 4000));
 }
 
+/// Shares of the distinct blocks at which kinds with seeds are tried.
+const SEEDED_CAPACITIES: [usize; 3] = [20, 100, 400];
+const SEEDS: u64 = 4;
+
+/// Several seeds of one kind: the mean over seeds must not be half a percent below LRU at any capacity, and no seed more
+/// than one percent and what chance makes of LRU's own number of hits.
+fn check_seeds(name: &str, trace: impl Fn(u64) -> Trace) {
+    let traces: Vec<Trace> = (1..=SEEDS).map(trace).collect();
+    for share in SEEDED_CAPACITIES {
+        for at_once in [false, true] {
+            let mut sum = 0.0;
+            for trace in &traces {
+                let distinct = trace.iter().flatten().collect::<BTreeSet<_>>().len();
+                let blocks: usize = trace.iter().map(Vec::len).sum();
+                let capacity = (distinct * share / 1000).max(20);
+                let (piece, step) = if at_once { (16, (capacity / 20).max(1)) } else { (usize::MAX, 1) };
+                let lru = ratio(&mut Lru::new(), trace, capacity, piece, step);
+                let ours = ratio(&mut Adaptive::new(), trace, capacity, piece, step);
+                let gain = (ours - lru) / lru.max(1.0 / blocks as f64);
+                let chance = 1.0 / (lru * blocks as f64).max(1.0).sqrt();
+                assert!(gain >= -0.01 - chance, "{name}, {capacity} blocks: {ours:.4}, LRU {lru:.4}");
+                sum += gain;
+            }
+            let mean = sum / traces.len() as f64;
+            assert!(mean >= -0.005, "{name}, {share} of 1000: {:.2} % on average", mean * 100.0);
+        }
+    }
+}
+
+/// Nothing can be learned here: what a policy does differently from LRU is chance.
+#[test]
+fn on_average_where_there_is_nothing_to_learn() {
+    check_seeds("uniform", |seed| traces::uniform(seed, 15_000));
+    check_seeds("singles", |seed| traces::singles(seed, 15_000, 4_000));
+}
+
+#[test]
+fn on_held_out_kinds_of_popularity() {
+    check_seeds("zipf", |seed| traces::zipf_singles(seed, 20_000, 0.9));
+    check_seeds("drift", |seed| traces::drift(seed, 3_000));
+}
+
+#[test]
+fn on_held_out_kinds_of_chains() {
+    check_seeds("branches", |seed| traces::branches(seed, 1_000));
+    check_seeds("loops", |seed| traces::loops(seed, 2_500));
+    check_seeds("mixed", |seed| traces::mixed(seed, 2_400));
+}
+
 /// Where memory is short and only some chats go on, what is learned must pay.
 #[test]
 fn adaptive_beats_lru_on_loops_and_popular_prompts() {

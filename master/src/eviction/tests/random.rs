@@ -1,6 +1,6 @@
 //! Random events: every policy against a naive set of what is resident.
 
-use super::super::{Adaptive, Candidate, Inserted, NAMES, Policy, by_name};
+use super::super::{Adaptive, Answer, Candidate, Inserted, NAMES, Policy, by_name};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_proto::ObjectId;
@@ -11,7 +11,25 @@ enum Event {
     Request(Vec<u64>),
     Remove { key: u64 },
     RemoveStale { key: u64 },
-    Evict { bytes: u64, limit: usize, refused: u64, forgets: u8 },
+    Evict { bytes: u64, limit: usize, answers: Answers },
+}
+
+/// Keys with this remainder of six are refused or passed over; how many removals never come.
+#[derive(Clone, Copy, Debug)]
+struct Answers {
+    refused: u64,
+    skipped: u64,
+    forgets: u8,
+}
+
+impl Answers {
+    fn of(self, candidate: &Candidate) -> Answer {
+        match candidate.key % 6 {
+            key if key == self.refused => Answer::Refuse,
+            key if key == self.skipped => Answer::Skip,
+            _ => Answer::Take,
+        }
+    }
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -25,8 +43,9 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(from, number)| Event::Request((from..).take(number).collect())),
         1 => key.clone().prop_map(|key| Event::Remove { key }),
         1 => key.clone().prop_map(|key| Event::RemoveStale { key }),
-        3 => (0u64..300, 0usize..20, 0u64..6, 0u8..4)
-            .prop_map(|(bytes, limit, refused, forgets)| Event::Evict { bytes, limit, refused, forgets }),
+        3 => (0u64..300, 0usize..20, 0u64..6, 0u64..8, 0u8..4).prop_map(|(bytes, limit, refused, skipped, forgets)| {
+            Event::Evict { bytes, limit, answers: Answers { refused, skipped, forgets } }
+        }),
     ]
 }
 
@@ -38,16 +57,14 @@ fn evict<P: Policy + ?Sized>(
     naive: &mut Naive,
     bytes: u64,
     limit: usize,
-    refused: u64,
-    forgets: u8,
+    answers: Answers,
 ) -> Vec<Candidate> {
-    let accept = |candidate: &Candidate| candidate.key % 6 != refused;
-    let victims = policy.victims(bytes, limit, &mut |candidate| accept(candidate));
+    let victims = policy.victims(bytes, limit, &mut |candidate| answers.of(candidate));
     let mut keys = BTreeSet::new();
     for victim in &victims {
         let Inserted { key, object, bytes, group } = naive[&victim.key];
         assert_eq!(*victim, Candidate { key, object, bytes, group }, "a victim is resident as it was inserted");
-        assert!(accept(victim), "a refused one is no victim");
+        assert_eq!(answers.of(victim), Answer::Take, "one that is refused or passed over is no victim");
         assert!(keys.insert(victim.key), "victims are distinct");
     }
     for group in victims.iter().filter_map(|victim| victim.group) {
@@ -62,7 +79,7 @@ fn evict<P: Policy + ?Sized>(
     });
     assert!(!stopped_late, "no more than asked for");
     // Some of the victims' removals never come.
-    for victim in victims.iter().filter(|victim| forgets == 0 || victim.key % 3 != 0) {
+    for victim in victims.iter().filter(|victim| answers.forgets == 0 || victim.key % 3 != 0) {
         naive.remove(&victim.key);
         policy.removed(victim.key, victim.object);
     }
@@ -87,8 +104,8 @@ fn play<P: Policy + ?Sized>(policy: &mut P, events: &[Event], check: impl Fn(&P)
                 }
             }
             Event::RemoveStale { key } => policy.removed(*key, ObjectId(u64::MAX)),
-            &Event::Evict { bytes, limit, refused, forgets } => {
-                all.extend(evict(policy, &mut naive, bytes, limit, refused, forgets));
+            &Event::Evict { bytes, limit, answers } => {
+                all.extend(evict(policy, &mut naive, bytes, limit, answers));
             }
         }
         assert_eq!(policy.len(), naive.len());
@@ -100,7 +117,7 @@ fn play<P: Policy + ?Sized>(policy: &mut P, events: &[Event], check: impl Fn(&P)
     check(policy);
     // In the end everything can go: calls without refusals reach all that is resident.
     for _ in 0..naive.len() {
-        for victim in policy.victims(u64::MAX, usize::MAX, &mut |_| true) {
+        for victim in policy.victims(u64::MAX, usize::MAX, &mut |_| Answer::Take) {
             assert_eq!(naive.remove(&victim.key).map(|object| object.object), Some(victim.object));
             policy.removed(victim.key, victim.object);
             all.push(victim);

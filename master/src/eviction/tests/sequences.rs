@@ -1,8 +1,8 @@
 //! Hand-made sequences.
 
-use super::super::{Adaptive, Inserted, Lru, NAMES, Policy, REFUSALS_MAX, S3Fifo, by_name};
+use super::super::{Adaptive, Answer, Inserted, Lru, NAMES, Policy, REFUSALS_MAX, S3Fifo, by_name};
 use super::traces::Draw;
-use super::{Cache, block, next_victims};
+use super::{Cache, block, next_victims, take_if};
 use std::collections::VecDeque;
 use tidepool_proto::ObjectId;
 
@@ -38,7 +38,7 @@ fn sizes_beyond_four_gibibytes_are_exact() {
             policy.inserted(Inserted { bytes, ..block(key, key) });
         }
         assert_eq!(policy.bytes(), sizes.iter().sum::<u64>(), "{name}");
-        let victims = policy.victims(u64::MAX, 9, &mut |_| true);
+        let victims = policy.victims(u64::MAX, 9, &mut |_| Answer::Take);
         assert_eq!(victims.iter().map(|victim| victim.bytes).sum::<u64>(), policy.bytes(), "{name}");
     }
 }
@@ -49,14 +49,14 @@ fn groups_go_whole_or_not_at_all() {
         for key in 1..=9 {
             policy.inserted(Inserted { group: (key % 3 == 0).then_some(7), ..block(key, key) });
         }
-        let mut refused = policy.victims(9, 9, &mut |candidate| candidate.key != 6);
+        let mut refused = policy.victims(9, 9, &mut |candidate| take_if(candidate.key != 6));
         refused.retain(|candidate| candidate.group == Some(7));
         assert_eq!(refused, vec![], "{name}");
         let mut policy = by_name(name).expect("named");
         for key in 1..=9 {
             policy.inserted(Inserted { group: (key % 3 == 0).then_some(7), ..block(key, key) });
         }
-        let victims = policy.victims(9, 9, &mut |candidate| candidate.group.is_some());
+        let victims = policy.victims(9, 9, &mut |candidate| take_if(candidate.group.is_some()));
         let mut keys: Vec<u64> = victims.iter().map(|victim| victim.key).collect();
         keys.sort_unstable();
         assert_eq!(keys, vec![3, 6, 9], "{name}");
@@ -74,7 +74,7 @@ fn looks_are_bounded_and_the_refused_are_put_off() {
         for _ in 0..3 {
             let chosen = policy.victims(1, 1, &mut |candidate| {
                 seen.push(candidate.key);
-                false
+                Answer::Refuse
             });
             assert_eq!(chosen, vec![], "{name}");
         }
@@ -83,7 +83,11 @@ fn looks_are_bounded_and_the_refused_are_put_off() {
         seen.dedup();
         assert_eq!(seen.len(), 3 * REFUSALS_MAX, "{name}: none was looked at twice");
         assert_eq!(policy.len() as u64, number, "{name}");
-        assert_eq!(policy.victims(1, 1, &mut |_| true).len(), 1, "{name}: refused once is not refused for ever");
+        assert_eq!(
+            policy.victims(1, 1, &mut |_| Answer::Take).len(),
+            1,
+            "{name}: refused once is not refused for ever"
+        );
     }
 }
 
@@ -102,7 +106,7 @@ fn lru_is_a_naive_lru() {
                 policy.inserted(block(key, object));
             }
             1 if !naive.is_empty() => {
-                let victims = policy.victims(3, 3, &mut |_| true);
+                let victims = policy.victims(3, 3, &mut |_| Answer::Take);
                 let expected: Vec<u64> = naive.iter().rev().take(3).copied().collect();
                 assert_eq!(victims.iter().map(|victim| victim.key).collect::<Vec<_>>(), expected);
                 for victim in victims {

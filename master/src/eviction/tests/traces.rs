@@ -168,3 +168,64 @@ pub fn phases(seed: u64, requests: u64) -> Trace {
     };
     (0..).zip(parts).flat_map(apart).collect()
 }
+
+/// Single blocks, every one as likely as any other.
+pub fn singles(seed: u64, requests: u64, of: u64) -> Trace {
+    let mut draw = Draw(seed);
+    (0..requests).map(|_| vec![1 + draw.below(of)]).collect()
+}
+
+/// Single blocks, some more popular than others.
+pub fn zipf_singles(seed: u64, requests: u64, skew: f64) -> Trace {
+    let mut draw = Draw(seed);
+    (0..requests).map(|_| vec![1 + draw.zipf(20_000, skew)]).collect()
+}
+
+/// Popular prompts, and what is popular moves on.
+pub fn drift(seed: u64, requests: u64) -> Trace {
+    let mut draw = Draw(seed);
+    let mut one = |now: u64| {
+        let id = now / 4 + draw.zipf(300, 0.8);
+        prompt(id, 3 + id * 5 % 12)
+    };
+    (0..requests).map(&mut one).collect()
+}
+
+/// Trees of thought: a prompt that many branches share, each of which is gone through a few times, then another.
+pub fn branches(seed: u64, requests: u64) -> Trace {
+    let mut draw = Draw(seed);
+    let mut one = |now: u64| {
+        let (root, branch) = (now / 50 - draw.below(3).min(now / 50), draw.below(12));
+        let tail = 1 + draw.below(6);
+        let ends = (1..=tail).map(|depth| (root << 8 | branch) << 8 | depth | 1 << 55);
+        prompt(root, 15).into_iter().chain(ends).collect()
+    };
+    (0..requests).map(&mut one).collect()
+}
+
+/// Loops of several lengths at once, at several speeds.
+pub fn loops(seed: u64, requests: u64) -> Trace {
+    let mut draw = Draw(seed);
+    let mut at = [0u64; 4];
+    let mut one = |_| {
+        let which = draw.below(4) as usize;
+        at[which] += 1;
+        prompt(((which as u64) << 12) | (at[which] % [20, 100, 400, 1500][which]), 6)
+    };
+    (0..requests).map(&mut one).collect()
+}
+
+/// Several kinds at once.
+pub fn mixed(seed: u64, requests: u64) -> Trace {
+    let each = requests / 3;
+    let parts = [recency(seed, each, 60.0, 0.1), chats(seed, each, 0.5), zipf_singles(seed, each, 0.7)];
+    let mut parts = parts.map(|part| part.into_iter());
+    let mut draw = Draw(seed ^ 99);
+    let mut trace = Trace::new();
+    while parts.iter().any(|part| part.len() > 0) {
+        let which = draw.below(3) as usize;
+        let apart = |keys: Vec<u64>| keys.into_iter().map(|key| key ^ ((1 + which as u64) << 57)).collect();
+        trace.extend(parts[which].next().map(apart));
+    }
+    trace
+}
