@@ -10,6 +10,8 @@ pub mod explain;
 pub mod get;
 pub mod ls;
 pub mod master;
+pub mod member;
+pub mod member_recover;
 pub mod pin;
 pub mod put;
 pub mod rm;

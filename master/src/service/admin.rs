@@ -10,7 +10,7 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
-use super::{recency, tasks, tenants};
+use super::{members, recency, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
@@ -167,6 +167,13 @@ impl v1::admin_service_server::AdminService for AdminFace {
     ) -> Result<Response<v1::CancelTaskResponse>, Status> {
         let error = tasks::cancel(&self.service, request.get_ref().task_id).await.err().map(Into::into);
         Ok(Response::new(v1::CancelTaskResponse { error }))
+    }
+
+    async fn change_members(
+        &self,
+        request: Request<v1::ChangeMembersRequest>,
+    ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
+        Ok(Response::new(members::change(&self.service, request.get_ref()).await))
     }
 
     async fn share_recency(

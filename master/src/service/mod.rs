@@ -17,6 +17,7 @@ mod logging;
 mod machine;
 mod master;
 mod matching;
+mod members;
 mod metrics;
 mod nodes;
 mod office;

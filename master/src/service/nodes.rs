@@ -149,6 +149,7 @@ fn beat(service: &Arc<Service>, beat: v1::HeartbeatRequest) -> Result<v1::Heartb
         verify: tenure.nodes.take_verifications(id, REPLICA_IDS_PER_BATCH),
         identity: Some(service.identity()),
         copy: copying::orders(service, &tenure, id),
+        masters: service.node().watch_members().borrow().iter().map(|m| m.address.to_string()).collect(),
     })
 }
 
