@@ -219,6 +219,19 @@ impl Cluster {
         added
     }
 
+    /// Starts one more master, which waits to be taken in by `tidepool member add`, and returns its index. Its data directory
+    /// is empty; its node id is the index plus one.
+    pub fn add_master(&mut self) -> Result<usize> {
+        let ports = ports::reserve(2)?;
+        let id = (self.masters.len() + 1).to_string();
+        let own = ["master", "--node-id", &id, "--join", "--election", &self.options.election];
+        let role = Role::describe(&self.options, format!("master-{id}"), &ports, &own, &self.options.master_arguments);
+        self.masters.push(role);
+        let at = self.masters.len() - 1;
+        self.masters[at].start()?;
+        Ok(at)
+    }
+
     async fn boot(&mut self) -> Result<()> {
         for role in self.masters.iter_mut().chain(self.datanodes.iter_mut()) {
             role.start()?;

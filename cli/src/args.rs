@@ -8,8 +8,10 @@ use tidepool_chaos_tests::bench::BenchOptions;
 use tidepool_chaos_tests::demo::DemoOptions;
 use tidepool_chaos_tests::drill::KillLeaderOptions;
 use tidepool_chaos_tests::worker::WorkerArgs;
+use tidepool_proto::Address;
 
 use crate::config::flags::{DatanodeFlags, MasterFlags, SharedFlags};
+use crate::config::setting::MASTER_PORT;
 use crate::output::Format;
 use crate::trace::TraceOptions;
 
@@ -20,7 +22,7 @@ use crate::trace::TraceOptions;
 #[command(
     after_help = "Every setting is a flag, an environment variable (TIDEPOOL_...) and a key of the file given by --config;\n\
                         'tidepool config show' prints each with its origin. Data goes to stdout, everything else to stderr.\n\
-                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt."
+                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt, 8 removed."
 )]
 pub struct Cli {
     /// Configuration file (TOML)
@@ -66,6 +68,8 @@ pub enum Command {
     Hot(HotArgs),
     /// Show the quorum, the nodes, the capacity, and what to do next
     Status,
+    /// See who belongs to the quorum, and change it
+    Member(MemberArgs),
     /// Hand leadership to another master
     TransferLeader(TransferArgs),
     /// Measure, beside a ceiling of the same shape taken in the same run
@@ -379,6 +383,78 @@ pub enum TaskCommand {
     },
 }
 
+/// `tidepool member`.
+#[derive(clap::Args, Debug)]
+pub struct MemberArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: MemberCommand,
+}
+
+/// What to do with the members of the quorum. Every change may be repeated: what was done is not done again.
+#[derive(Subcommand, Debug)]
+pub enum MemberCommand {
+    /// Show the members: role, how far each is, when it was heard
+    List,
+    /// Take in a new master, which was started with --join
+    Add {
+        /// Its node id, which was never used before, and its address
+        #[arg(value_name = "ID@HOST[:PORT]", value_parser = parse_new_member)]
+        member: NewMember,
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Remove a master for good, also one that is dead
+    Remove {
+        /// Its node id
+        id: u64,
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Take in a new master in place of another
+    Replace {
+        /// Node id of the one that leaves
+        old: u64,
+        /// Node id, never used before, and address of the new one
+        #[arg(value_name = "ID@HOST[:PORT]", value_parser = parse_new_member)]
+        new: NewMember,
+        /// Only say what would be done
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// The last resort when a majority is lost for ever: a stopped master goes on alone, in a new cluster
+    Recover {
+        /// From the data of this host's master; there is no other way yet
+        #[arg(long, required = true)]
+        from_this_node: bool,
+        /// What the lost masters had acknowledged, and this one has not, is gone
+        #[arg(long)]
+        accept_data_loss: bool,
+        /// Its data directory; without it, master.data_dir
+        #[arg(long, value_name = "PATH")]
+        data_dir: Option<PathBuf>,
+    },
+}
+
+/// A master that is to be taken in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewMember {
+    /// Its id.
+    pub node_id: u64,
+    /// Where the others will reach it.
+    pub address: Address,
+}
+
+fn parse_new_member(text: &str) -> Result<NewMember, String> {
+    let (id, host) = text.split_once('@').ok_or("expected ID@HOST[:PORT], such as 4@h4")?;
+    let node_id = id.parse::<u64>().ok().filter(|id| (1..=u64::from(u32::MAX)).contains(id));
+    let node_id = node_id.ok_or_else(|| format!("'{id}' is no node id: a whole number from 1"))?;
+    let address = Address::parse(host, MASTER_PORT).map_err(|error| error.message().to_owned())?;
+    Ok(NewMember { node_id, address })
+}
+
 /// `tidepool transfer-leader`.
 #[derive(clap::Args, Debug)]
 pub struct TransferArgs {
@@ -447,4 +523,19 @@ pub struct DrillArgs {
 pub enum DrillCommand {
     /// Kill the leader under load, again and again; report lost objects and outages as clients saw them
     KillLeader(KillLeaderOptions),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_member_is_an_id_at_an_address() {
+        let member = parse_new_member("4@h4").unwrap();
+        assert_eq!((member.node_id, member.address.to_string()), (4, format!("h4:{MASTER_PORT}")));
+        assert_eq!(parse_new_member("7@[::1]:9").unwrap().address.to_string(), "[::1]:9");
+        for text in ["h4", "4=h4", "0@h4", "x@h4", "4@", "4@h:x", "99999999999@h"] {
+            assert!(parse_new_member(text).is_err(), "{text}");
+        }
+    }
 }

@@ -24,6 +24,8 @@ pub enum Exit {
     Partial = 6,
     /// Bytes did not match their checksum, or local storage is damaged.
     Corrupt = 7,
+    /// This master left its quorum, which goes on without it.
+    Removed = 8,
 }
 
 impl Exit {
@@ -41,6 +43,7 @@ impl Exit {
         ),
         (Exit::Partial, "some items of a batch succeeded and some failed"),
         (Exit::Corrupt, "bytes did not match their checksum, or local storage is damaged"),
+        (Exit::Removed, "this master left its quorum, which goes on without it; do not start it again"),
     ];
 
     /// The code that fits an error.
@@ -50,6 +53,7 @@ impl Exit {
             ErrorCode::ObjectNotFound => Exit::NotFound,
             ErrorCode::ObjectAlreadyExists => Exit::AlreadyExists,
             ErrorCode::InvalidParams | ErrorCode::InvalidKey => Exit::Usage,
+            ErrorCode::MemberRemoved => Exit::Removed,
             ErrorCode::ChecksumMismatch | ErrorCode::StorageCorrupt => Exit::Corrupt,
             code if code.is_retryable() => Exit::TryLater,
             _ => Exit::Failure,

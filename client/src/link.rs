@@ -6,6 +6,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use tidepool_proto::v1::client_response;
 use tidepool_proto::v1::client_service_client::ClientServiceClient;
 use tidepool_proto::{Address, Error, ErrorCode, v1};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -31,6 +32,8 @@ pub(crate) struct Link {
     requests: mpsc::Sender<v1::ClientRequest>,
     pending: Mutex<Pending>,
     closed: watch::Sender<bool>,
+    /// Who belongs to the quorum, as the master at the other end last told.
+    told: watch::Sender<Vec<v1::Member>>,
     reader: OnceLock<AbortHandle>,
     /// Keeps the connection; the stream alone would not.
     _channel: ClientServiceClient<Channel>,
@@ -66,6 +69,7 @@ impl Link {
             requests,
             pending: Mutex::default(),
             closed: watch::Sender::new(false),
+            told: watch::Sender::new(Vec::new()),
             reader: OnceLock::new(),
             _channel: service,
         });
@@ -119,6 +123,11 @@ impl Link {
         }
     }
 
+    /// Follows what the master tells of the quorum's members.
+    pub(crate) fn watch_told(&self) -> watch::Receiver<Vec<v1::Member>> {
+        self.told.subscribe()
+    }
+
     /// Resolves when the stream has ended.
     pub(crate) async fn closed(&self) {
         let mut closed = self.closed.subscribe();
@@ -148,6 +157,10 @@ async fn read(link: std::sync::Weak<Link>, mut answers: tonic::Streaming<v1::Cli
         match answers.message().await {
             Ok(Some(answer)) => {
                 let Some(link) = link.upgrade() else { return };
+                if let Some(client_response::Body::MembersChanged(changed)) = answer.body {
+                    link.told.send_replace(changed.members);
+                    continue;
+                }
                 // A missing entry is a call that gave up; its late answer is dropped.
                 if let Some(waiting) = link.pending.lock().waiting.remove(&answer.id) {
                     let _ = waiting.send(answer);

@@ -36,7 +36,10 @@ pub(crate) async fn attend(quorum: Arc<Quorum>, address: Address) {
         let failure = match tokio::time::timeout(DIAL_MAX, dial).await {
             Ok(Ok(link)) => {
                 pause = DIAL_PAUSE_MIN;
-                let reason = converse(&quorum, &link, &mut search).await;
+                let reason = tokio::select! {
+                    reason = converse(&quorum, &link, &mut search) => reason,
+                    reason = hear_of_members(&quorum, &link) => reason,
+                };
                 link.close(reason);
                 quorum.link_ended(&link);
                 format!("the stream to master {address} ended: {reason}")
@@ -70,6 +73,17 @@ async fn named_anew(named: &mut watch::Receiver<Option<Address>>, address: &Addr
         }
     }
     // The quorum is gone, and with it this task.
+    std::future::pending().await
+}
+
+/// Takes in what the master tells of the quorum's members, for as long as the stream lives.
+async fn hear_of_members(quorum: &Arc<Quorum>, link: &Arc<Link>) -> &'static str {
+    let mut told = link.watch_told();
+    while told.changed().await.is_ok() {
+        let members = told.borrow_and_update().clone();
+        quorum.hear_of_members(link, &members);
+    }
+    // The sender lives in the link, which is borrowed here.
     std::future::pending().await
 }
 

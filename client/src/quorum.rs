@@ -65,6 +65,8 @@ struct View {
 
 struct Member {
     address: Address,
+    /// Named by the caller: kept whatever the masters say, since a name may come to mean another host.
+    configured: bool,
     task: AbortHandle,
     failure: Option<String>,
 }
@@ -80,7 +82,7 @@ impl Quorum {
             view: Mutex::default(),
         });
         for address in masters {
-            quorum.learn(address.clone());
+            quorum.add(address.clone(), true);
         }
         quorum
     }
@@ -142,12 +144,38 @@ impl Quorum {
 
     /// Adds a member and starts dialling it.
     pub(crate) fn learn(self: &Arc<Self>, address: Address) {
+        self.add(address, false);
+    }
+
+    /// Takes in who belongs to the quorum. Only the leader's word makes a member forgotten: another may be behind.
+    pub(crate) fn hear_of_members(self: &Arc<Self>, from: &Arc<Link>, members: &[v1::Member]) {
+        let leads = self.leader.borrow().as_ref().is_some_and(|leader| Arc::ptr_eq(&leader.link, from));
+        if leads && !members.is_empty() {
+            self.view.lock().members.retain(|member| {
+                let stays = member.configured
+                    || member.address == *from.address()
+                    || members.iter().any(|m| {
+                        Address::parse(&m.address, MASTER_PORT_DEFAULT).is_ok_and(|address| address == member.address)
+                    });
+                if !stays {
+                    tracing::info!(master = %member.address, "it left the quorum");
+                    member.task.abort();
+                }
+                stays
+            });
+        }
+        for member in members {
+            self.learn_text(&member.address);
+        }
+    }
+
+    fn add(self: &Arc<Self>, address: Address, configured: bool) {
         let mut view = self.view.lock();
         if view.stopped || view.members.len() >= MEMBERS_MAX || view.members.iter().any(|m| m.address == address) {
             return;
         }
         let task = tokio::spawn(member::attend(self.clone(), address.clone())).abort_handle();
-        view.members.push(Member { address, task, failure: None });
+        view.members.push(Member { address, configured, task, failure: None });
     }
 
     /// Every known member.
@@ -229,9 +257,7 @@ impl Quorum {
         self.named.send_if_modified(|named| named.take().is_some());
         self.settings.metrics.leaders_found.add(1);
         tracing::info!(master = %link.address(), term, session = hello.session_id, "found the leader");
-        for member in hello.members {
-            self.learn_text(&member.address);
-        }
+        self.hear_of_members(link, &hello.members);
         Ok(())
     }
 

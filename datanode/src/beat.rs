@@ -231,6 +231,7 @@ impl Beat<'_> {
         writes.acknowledgements_arrived(answer.sequence);
         inspector.verdicts().arrived(answer.sequence);
         copier.reports().arrived(answer.sequence);
+        self.masters.learn(&answer.masters);
         if !answer.fence_replicas.is_empty() {
             let replicas: Vec<ReplicaId> = answer.fence_replicas.iter().map(|&id| ReplicaId(id)).collect();
             tracing::info!(count = replicas.len(), first = %replicas[0], term = answer.term, "fencing on the leader's word");

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tidepool_proto::v1::node_service_client::NodeServiceClient;
 use tidepool_proto::{Address, Error, ErrorCode};
 use tonic::transport::{Channel, Endpoint};
@@ -16,6 +18,8 @@ use crate::options::MasterTiming;
 
 /// Members asked in one search: those configured, and those that leader hints add.
 pub(crate) const MEMBERS_MAX: usize = 32;
+/// Members kept of those that the leader tells.
+const LEARNED_MAX: usize = 32;
 /// Longest pause before a member that answered NOT_LEADER is asked again: elections take less.
 const NOT_LEADER_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// A unary call to a master that is reachable; the leader commits it within this or not soon.
@@ -30,6 +34,8 @@ pub(crate) type Client = NodeServiceClient<Channel>;
 #[derive(Clone, Debug)]
 pub(crate) struct Masters {
     members: Vec<Address>,
+    /// The quorum as its leader last told: those that were configured may all have been replaced since.
+    learned: Arc<Mutex<Vec<Address>>>,
     timing: MasterTiming,
 }
 
@@ -42,7 +48,16 @@ struct Member {
 
 impl Masters {
     pub(crate) fn new(members: Vec<Address>, timing: MasterTiming) -> Masters {
-        Masters { members, timing }
+        Masters { members, learned: Arc::default(), timing }
+    }
+
+    /// Takes in who belongs to the quorum.
+    pub(crate) fn learn(&self, told: &[String]) {
+        let mut learned = self.learned.lock();
+        if !told.is_empty() && learned.iter().map(Address::to_string).ne(told.iter().cloned()) {
+            *learned = told.iter().filter_map(|address| address.parse().ok()).take(LEARNED_MAX).collect();
+            tracing::info!(masters = told.join(","), "the quorum's members");
+        }
     }
 
     /// Asks all members, `first` foremost, until one gives an answer, following leader hints. Returns an error only if it is final:
@@ -60,7 +75,8 @@ impl Masters {
         let (started, mut told) = (Instant::now(), 0);
         // What each member said last: None is still to answer.
         let mut said: BTreeMap<Address, Option<ErrorCode>> = BTreeMap::new();
-        for address in first.into_iter().chain(&self.members) {
+        let learned = self.learned.lock().clone();
+        for address in first.into_iter().chain(&self.members).chain(&learned) {
             if said.insert(address.clone(), None).is_none() {
                 attempts.push(self.attempt(self.member(address.clone()), Duration::ZERO, call));
             }

@@ -128,6 +128,17 @@ error_codes! {
     /// A frame or message is malformed or over its limit; the connection is closed.
     BadFrame = 65, "BAD_FRAME", -600, fatal;
 
+    /// The node id was a member of the quorum before; ids are never used again.
+    MemberIdUsed = 70, "MEMBER_ID_USED", -600, fatal;
+    /// Too few of the members that would be left answer: the quorum would be lost.
+    QuorumAtRisk = 71, "QUORUM_AT_RISK", -900, retry;
+    /// Another change of the members is under way.
+    MembershipChanging = 72, "MEMBERSHIP_CHANGING", -900, retry;
+    /// The new member follows, but did not catch up in time to vote.
+    MemberBehind = 73, "MEMBER_BEHIND", -901, retry;
+    /// This master left the quorum for good: it takes part in nothing more, and its process ends.
+    MemberRemoved = 74, "MEMBER_REMOVED", -900, fatal;
+
     /// The local log or snapshot is damaged; the node refuses to serve.
     StorageCorrupt = 80, "STORAGE_CORRUPT", -1, fatal;
     /// A write or fsync failed; the process ends.

@@ -16,7 +16,7 @@ use crate::failure::{Failure, FatalError};
 use crate::host::Host;
 use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine};
 use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
-use crate::types::{EntryPayload, LogId, SnapshotMeta, StoredMembership, term_of};
+use crate::types::{EntryPayload, LogId, Membership, SnapshotMeta, StoredMembership, term_of};
 
 /// A snapshot as openraft passes it around: what it covers, and the open file.
 pub(crate) type Snapshot = openraft::Snapshot<crate::types::CommittedLeaderId, u64, crate::types::Member, SnapshotFile>;
@@ -130,6 +130,11 @@ impl<M: StateMachine> Applied<M> {
         let error = error.into();
         self.failure.report(FatalError::Storage(error.to_string()));
         error
+    }
+
+    /// The members as of the last applied entry.
+    pub(crate) fn membership(&self) -> Membership {
+        self.covered.lock().membership.membership().clone()
     }
 
     fn meta(&self) -> SnapshotMeta {

@@ -74,6 +74,10 @@ impl<C: Host, N: Network> Belonging<C, N> {
     /// Returns once this member is known to be where it belongs; why it must end, if it is known to be elsewhere.
     pub(crate) async fn settle(&self) -> Result<(), String> {
         let own = self.identity.cluster().cluster;
+        if self.members.is_empty() {
+            // It was started to join, and let nobody in before a leader took it in.
+            return Ok(());
+        }
         loop {
             match judge(own, self.node_id, &self.members, &self.ask().await) {
                 Verdict::AtHome => return Ok(()),

@@ -1,6 +1,7 @@
 //! How a cluster begins (I4). Every initial member must be reachable, empty and agree on one fresh identity, which the
 //! member with the lowest id draws; all write it down, then that one initialises. An empty directory that meets a
-//! member with data never initialises and never votes: it says how to join instead.
+//! member with data never initialises and never votes: it says how to join instead. One that is to join a cluster waits
+//! for its leader, which alone knows whether its id is fresh.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::log::StoreId;
 use crate::machine::StateMachine;
 use crate::network::{LinkError, Network};
 use crate::options::{Member, Options};
+use crate::retired::Retired;
 use crate::roll_call::{ANSWER_LIMIT, roll_call};
 use crate::types;
 
@@ -80,19 +82,18 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
     /// One look around. Answers what is still missing.
     async fn round(&self) -> Result<Option<String>, Error> {
         let own = self.options.node_id;
+        if self.options.join || !self.options.members.iter().any(|m| m.node_id == own) {
+            return Ok(Some(self.awaits()));
+        }
         let Some(leads) = self.options.members.first().map(|m| m.node_id) else {
             return Err(Error::new(ErrorCode::InvalidParams, "the member list is empty"));
         };
-        let listed = self.options.members.iter().any(|m| m.node_id == own);
-        if listed && leads != own && self.identity.record().cluster.is_some() {
+        if leads != own && self.identity.record().cluster.is_some() {
             return Ok(Some(format!("node {leads} to initialise the cluster")));
         }
         let (seen, missing) = self.look_around().await?;
         // Read after the answers: a member that was prepared meanwhile is no stranger to those it met.
         let record = self.identity.record();
-        if !listed {
-            return self.join(&seen).await;
-        }
         if let Some(other) =
             seen.iter().find(|s| s.initialized && (record.cluster.is_none() || s.cluster != record.cluster))
         {
@@ -158,6 +159,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
                 identity: Some(self.identity.to_wire()),
                 target_node_id: other.member.node_id.0,
                 members: named.clone(),
+                join: false,
             };
             let address = other.member.address.to_string();
             let asking = self.network.prepare(&address, request, ANSWER_LIMIT);
@@ -183,23 +185,21 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Bootstrap<'_, C
             return Ok(Some(missing.join("; ")));
         }
         let members =
-            self.options.members.iter().map(|m| (m.node_id.0, types::Member { address: m.address.to_string() }));
+            self.options.members.iter().map(|m| (m.node_id.0, types::Member::new(&m.address, Retired::default())));
         let members: BTreeMap<u64, types::Member> = members.collect();
         self.raft.initialize(members).await.map_err(stopped)?;
         tracing::info!(%cluster, "cluster initialised");
         Ok(None)
     }
 
-    /// Not an initial member: a learner. It takes over the identity of the cluster it is pointed at and waits for its
-    /// leader.
-    async fn join(&self, seen: &[Seen]) -> Result<Option<String>, Error> {
-        if self.identity.record().cluster.is_none() {
-            let Some(cluster) = seen.iter().filter(|s| s.initialized).find_map(|s| s.cluster) else {
-                return Ok(Some("a member of an initialised cluster".to_owned()));
-            };
-            self.persist(cluster, BTreeMap::new()).await?;
+    /// Not an initial member: whoever leads the cluster says when it takes this one in, and which cluster that is (I4).
+    /// Until then it knows no cluster, and nobody is let in.
+    fn awaits(&self) -> String {
+        let own = self.options.node_id;
+        match self.identity.record().cluster {
+            Some(cluster) => format!("the leader of {cluster} to send its log to node {own}"),
+            None => format!("the leader to take this member in: tidepool member add {own}@{}", self.options.advertise),
         }
-        Ok(Some(format!("the leader to add node {} as a learner", self.options.node_id)))
     }
 
     async fn persist(&self, cluster: ClusterIdentity, roster: BTreeMap<NodeId, StoreId>) -> Result<(), Error> {
@@ -243,7 +243,7 @@ fn how_to_join(own: NodeId, other: &Seen) -> String {
     format!(
         "the data directory of node {own} is empty, but node {} at {} belongs to {cluster}, which exists already: an empty \
          member must not vote under an id that may have voted before. If node {own} lost its data, start it as a learner \
-         under a new node id that is not in the member list, and have the leader add it; if this is meant to be a new \
+         under a new node id with --join, and have the leader take it in with `tidepool member replace`; if this is meant to be a new \
          cluster, correct the member list",
         other.member.node_id, other.member.address
     )

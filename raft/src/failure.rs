@@ -22,6 +22,9 @@ pub enum FatalError {
     /// The data directory belongs to another cluster than the members it was started with.
     #[error("WRONG_CLUSTER: {0}")]
     WrongCluster(String),
+    /// The other members go on without this one.
+    #[error("MEMBER_REMOVED: {0}")]
+    Removed(String),
     /// Consensus itself stopped: a bug.
     #[error("consensus stopped: {0}")]
     Consensus(String),

@@ -103,6 +103,17 @@ impl IdentityStore {
         Ok(IdentityStore { path, record: RwLock::new(record) })
     }
 
+    /// The identity of a directory in use, whoever's it is; the log store beside it must be `store`.
+    #[cfg(feature = "rocksdb")]
+    pub(crate) fn reopen(dir: &Path, store: StoreId) -> Result<IdentityStore, Error> {
+        let path = dir.join(FILE);
+        let corrupt =
+            |why: String| Error::new(ErrorCode::StorageCorrupt, format!("identity file {}: {why}", path.display()));
+        let text = fs::read_to_string(&path).map_err(|error| corrupt(error.to_string()))?;
+        let record = parse(&text).map_err(corrupt)?;
+        IdentityStore::open(dir, record.node_id, store, false)
+    }
+
     /// The record as it is now.
     pub fn record(&self) -> Record {
         self.record.read().clone()

@@ -11,7 +11,7 @@ use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use parking_lot::Mutex;
 use tidepool_proto::{Error, ErrorCode, NodeId, v1};
 
-use crate::apply::{Adapter, Snapshot};
+use crate::apply::{Adapter, Applied, Snapshot};
 use crate::codec::{self, CodecError, Message};
 use crate::fence::StartupFence;
 use crate::host::Host;
@@ -19,8 +19,9 @@ use crate::identity::{ClusterIdentity, IdentityStore, check_protocol, wire_clust
 use crate::log::StoreId;
 use crate::machine::StateMachine;
 use crate::network::Call;
-use crate::options::Member;
-use crate::snapshot::{Incoming, Offer, SnapshotStore};
+use crate::options::Options;
+use crate::snapshot::{Incoming, Offer};
+use crate::types::retired_of;
 
 /// Answers peers. Cheap to clone.
 pub struct Inbound<C: Host<Outcome = M::Outcome>, M: StateMachine> {
@@ -31,8 +32,10 @@ struct Shared<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     raft: Raft<C, Adapter<C, M>>,
     identity: Arc<IdentityStore>,
     fence: Arc<StartupFence<C>>,
-    snapshots: SnapshotStore,
-    members: Vec<Member>,
+    machine: Arc<Applied<M>>,
+    options: Options,
+    /// Heartbeats heard, from whoever sends them.
+    beats: AtomicU64,
     /// Number of the newest snapshot that began to arrive: an older one that hangs is given up for it.
     arriving: AtomicU64,
 }
@@ -56,11 +59,16 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         raft: Raft<C, Adapter<C, M>>,
         identity: Arc<IdentityStore>,
         fence: Arc<StartupFence<C>>,
-        snapshots: SnapshotStore,
-        members: Vec<Member>,
+        machine: Arc<Applied<M>>,
+        options: Options,
     ) -> Inbound<C, M> {
-        let arriving = AtomicU64::new(0);
-        Inbound { shared: Arc::new(Shared { raft, identity, fence, snapshots, members, arriving }) }
+        let (beats, arriving) = (AtomicU64::new(0), AtomicU64::new(0));
+        Inbound { shared: Arc::new(Shared { raft, identity, fence, machine, options, beats, arriving }) }
+    }
+
+    /// Heartbeats heard since the start.
+    pub(crate) fn beats(&self) -> u64 {
+        self.shared.beats.load(Ordering::Relaxed)
     }
 
     /// Whether a caller may reach consensus (I4).
@@ -75,12 +83,25 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         let error = self.check_handshake(&request).err();
         let initialized = self.shared.raft.is_initialized().await.map_err(stopped);
         let error = error.or_else(|| initialized.as_ref().err().cloned());
+        // Also where another member took over the address that the caller knows: what counts is who asks.
+        let caller_removed = request.identity.as_ref().is_some_and(|peer| self.has_left(peer));
         v1::HandshakeResponse {
             error: error.map(Into::into),
             identity: Some(self.shared.identity.to_wire()),
             store_uuid: self.shared.identity.store_uuid(),
             initialized: initialized.unwrap_or(true),
+            caller_removed,
         }
+    }
+
+    /// Whether a member of this cluster left it: committed and applied here, and not half done.
+    fn has_left(&self, peer: &v1::Identity) -> bool {
+        let ours = self.shared.identity.record().cluster;
+        let members = self.shared.machine.membership();
+        ours.is_some()
+            && wire_cluster(peer) == ours
+            && members.get_node(&peer.node_id).is_none()
+            && retired_of(&members).contains(peer.node_id)
     }
 
     fn check_handshake(&self, request: &v1::HandshakeRequest) -> Result<(), Error> {
@@ -118,17 +139,26 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
                 request.target_node_id, record.node_id
             )));
         }
+        let proposed = wire_cluster(peer).ok_or_else(|| wrong("a bootstrap must name its cluster".to_owned()))?;
         if self.shared.raft.is_initialized().await.map_err(stopped)? {
             return Err(wrong(format!("node {} holds a log already; it takes part in no bootstrap", record.node_id)));
         }
-        let proposed = wire_cluster(peer).ok_or_else(|| wrong("a bootstrap must name its cluster".to_owned()))?;
+        if request.join && !self.shared.options.join {
+            return Err(wrong(format!(
+                "node {} was not started to join a cluster; start it with --join and an empty data directory",
+                record.node_id
+            )));
+        }
         if let Some(own) = record.cluster.filter(|own| *own != proposed) {
             return Err(wrong(format!(
                 "node {} was prepared for {own} before; if that bootstrap was never completed, empty its data directory",
                 record.node_id
             )));
         }
-        let roster = self.check_members(peer.node_id, &request.members, record.store)?;
+        let roster = match request.join {
+            true => read_roster(&request.members)?,
+            false => self.check_members(peer.node_id, &request.members, record.store)?,
+        };
         self.adopt(proposed, roster).await
     }
 
@@ -141,7 +171,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
     ) -> Result<Vec<(NodeId, StoreId)>, Error> {
         let refuse = |message: String| Error::new(ErrorCode::InvalidParams, message);
         let expected: Vec<(u64, String)> =
-            self.shared.members.iter().map(|m| (m.node_id.0, m.address.to_string())).collect();
+            self.shared.options.members.iter().map(|m| (m.node_id.0, m.address.to_string())).collect();
         let named: Vec<(u64, String)> = proposed.iter().map(|m| (m.node_id, m.address.clone())).collect();
         if expected != named {
             return Err(refuse(format!(
@@ -151,11 +181,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         if expected.first().map(|(id, _)| *id) != Some(proposer) {
             return Err(refuse(format!("node {proposer} may not lead the bootstrap, the lowest node id does")));
         }
-        let roster = proposed
-            .iter()
-            .map(|m| wire_store(&m.store_uuid).map(|store| (NodeId(m.node_id), store)))
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| refuse("a bootstrap must name every member's data directory".to_owned()))?;
+        let roster = read_roster(proposed)?;
         let record = self.shared.identity.record();
         if roster.iter().any(|(id, store)| *id == record.node_id && *store != own) {
             let message = format!(
@@ -188,6 +214,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         let raft = &self.shared.raft;
         match call {
             Call::Beat => {
+                self.shared.beats.fetch_add(1, Ordering::Relaxed);
                 let request: AppendEntriesRequest<C> = decode(payload)?;
                 Ok(codec::encode(&raft.append_entries(request).await.map_err(stopped)?))
             }
@@ -248,11 +275,19 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
     pub async fn snapshot(&self, offer: Bytes) -> Result<Arrival<C, M>, Error> {
         let offer = Offer::decode(offer).map_err(bad_frame)?;
         let number = self.shared.arriving.fetch_add(1, Ordering::AcqRel) + 1;
-        let (snapshots, length) = (self.shared.snapshots.clone(), offer.length);
+        let (snapshots, length) = (self.shared.machine.snapshots.clone(), offer.length);
         let incoming =
             C::blocking(move || snapshots.receive(length)).await.map_err(stopped)?.map_err(snapshot_failed)?;
         Ok(Arrival { inbound: self.clone(), offer, number, incoming })
     }
+}
+
+/// Members and their data directories.
+fn read_roster(members: &[v1::RaftMember]) -> Result<Vec<(NodeId, StoreId)>, Error> {
+    let stores = members.iter().map(|m| wire_store(&m.store_uuid).map(|store| (NodeId(m.node_id), store)));
+    stores.collect::<Option<Vec<_>>>().ok_or_else(|| {
+        Error::new(ErrorCode::InvalidParams, "a bootstrap must name every member's data directory".to_owned())
+    })
 }
 
 fn decode<T: Message>(frame: Bytes) -> Result<T, Error> {

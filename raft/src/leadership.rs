@@ -72,11 +72,19 @@ pub(crate) fn member_of<C: Host>(metrics: &RaftServerMetrics<C>, id: NodeId) -> 
     Some(Member { node_id: tidepool_proto::NodeId(id), address: node.address.parse().ok()? })
 }
 
+fn members_of<C: Host>(metrics: &RaftServerMetrics<C>) -> Vec<Member> {
+    let nodes = metrics.membership_config.membership().nodes();
+    let member = |(id, node): (&NodeId, &crate::types::Member)| {
+        Some(Member { node_id: tidepool_proto::NodeId(*id), address: node.address.parse().ok()? })
+    };
+    nodes.filter_map(member).collect()
+}
+
 /// Follows openraft and publishes; returns when openraft stopped.
 pub(crate) async fn follow<C, M>(
     raft: openraft::Raft<C, Adapter<C, M>>,
     applied: std::sync::Arc<Progress>,
-    publish: std::sync::Arc<watch::Sender<Leadership>>,
+    (publish, members): (std::sync::Arc<watch::Sender<Leadership>>, std::sync::Arc<watch::Sender<Vec<Member>>>),
     changes: prometheus::IntCounter,
 ) where
     C: Host<Outcome = M::Outcome>,
@@ -85,7 +93,15 @@ pub(crate) async fn follow<C, M>(
     let mut metrics = raft.server_metrics();
     loop {
         let at = applied.get();
-        let now = judge(&metrics.borrow_watched(), at);
+        let (now, belong) = {
+            let metrics = metrics.borrow_watched();
+            (judge(&metrics, at), members_of(&metrics))
+        };
+        members.send_if_modified(|seen| {
+            let changed = *seen != belong;
+            *seen = belong;
+            changed
+        });
         let waits_for_own_entry = now.role == Role::Candidate;
         publish.send_if_modified(|seen| {
             let changed = *seen != now;

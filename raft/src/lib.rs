@@ -15,6 +15,7 @@ mod belonging;
 mod bootstrap;
 pub mod codec;
 mod compaction;
+mod departure;
 mod election;
 mod failure;
 mod fence;
@@ -34,6 +35,9 @@ mod options;
 mod peer;
 mod propose;
 mod read;
+#[cfg(feature = "rocksdb")]
+mod recover;
+mod retired;
 mod roll_call;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
@@ -52,12 +56,14 @@ pub use identity::ClusterIdentity;
 pub use inbound::{Arrival, Inbound};
 pub use leadership::{Leadership, Role};
 pub use machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine};
-pub use membership::MembershipError;
+pub use membership::{ChangeReport, MemberChange, MembershipError};
 pub use node::RaftNode;
 pub use open::OpenError;
 pub use options::{Member, Options};
 pub use propose::{Applied, ProposeError};
 pub use read::ReadError;
+#[cfg(feature = "rocksdb")]
+pub use recover::{Facts, LastOne};
 pub use status::{MemberStatus, NodeStatus};
 pub use tokio_node::{Node, NodeService};
 pub use transfer::TransferError;

@@ -30,6 +30,8 @@ mod wal;
 
 pub use disk::{Disk, StoreId, StoredState, Write};
 pub use error::{LogFailure, OpenLogError};
+#[cfg(feature = "rocksdb")]
+pub(crate) use recovery::recover;
 pub use recovery::{OpenReport, TornTail};
 #[cfg(feature = "rocksdb")]
 pub use rocks::RocksDisk;

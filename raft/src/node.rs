@@ -18,6 +18,8 @@ use crate::apply::{Adapter, Applied as Machine};
 use crate::belonging::Belonging;
 use crate::bootstrap::Bootstrap;
 use crate::compaction::{CompactError, Compactor};
+use crate::departure;
+use crate::election::ElectionProfile;
 use crate::failure::{Failure, FatalError};
 use crate::fence::StartupFence;
 use crate::host::Host;
@@ -25,10 +27,11 @@ use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::inbound::Inbound;
 use crate::leadership::{Leadership, Role, follow};
 use crate::machine::{LogPosition, StateMachine};
+use crate::membership::Turns;
 use crate::metrics::NodeMetrics;
 use crate::network::Network;
 use crate::open::OpenError;
-use crate::options::Options;
+use crate::options::{Member, Options};
 use crate::propose::{Applied, ProposeError, hint};
 use crate::read::{ReadBarrier, ReadError, SuspendWatch};
 use crate::status::{NodeStatus, member_statuses};
@@ -65,6 +68,8 @@ struct Inner<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
     barrier: ReadBarrier,
     suspend: Arc<SuspendWatch>,
     leadership: Arc<watch::Sender<Leadership>>,
+    members: Arc<watch::Sender<Vec<Member>>>,
+    turns: Turns,
     compactor: Arc<Compactor<C, M>>,
     waiting_for: Mutex<Option<String>>,
     /// Set while leadership is handed over: nothing new is accepted (M7).
@@ -81,6 +86,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> Drop for Inner<
 /// How long a stop waits for the log to be closed.
 const CLOSE_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
+/// How often a leader looks for a change of members that another left half done.
+const TEND_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Opens the gate again however the handover ends.
 struct Gate<'a>(&'a AtomicBool);
 
@@ -92,15 +100,16 @@ impl Drop for Gate<'_> {
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, N> {
     pub(crate) fn assemble(parts: Parts<C, M, N>) -> Self {
-        let members = parts.options.members.clone();
-        let snapshots = parts.machine.snapshots.clone();
-        let inbound = Inbound::new(parts.raft.clone(), parts.identity.clone(), parts.fence.clone(), snapshots, members);
+        let (machine, options) = (parts.machine.clone(), parts.options.clone());
+        let inbound = Inbound::new(parts.raft.clone(), parts.identity.clone(), parts.fence.clone(), machine, options);
         let compactor = Arc::new(Compactor::new(parts.raft.clone(), parts.machine.clone(), &parts.options));
         let inner = Arc::new(Inner {
             inbound,
             barrier: ReadBarrier::default(),
             suspend: Arc::new(SuspendWatch::new(C::suspended())),
             leadership: Arc::new(watch::Sender::new(Leadership::default())),
+            members: Arc::new(watch::Sender::new(Vec::new())),
+            turns: Turns::default(),
             compactor,
             waiting_for: Mutex::new(None),
             handing_over: AtomicBool::new(false),
@@ -116,6 +125,18 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         &self.inner.parts.raft
     }
 
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.inner.turns
+    }
+
+    pub(crate) fn profile(&self) -> ElectionProfile {
+        self.inner.parts.options.election
+    }
+
+    pub(crate) fn network_and_identity(&self) -> (&N, &IdentityStore) {
+        (&self.inner.parts.network, &self.inner.parts.identity)
+    }
+
     /// Follows openraft, reports its end, and compacts the log, until the node stops.
     fn start_background(&self) {
         let inner = &self.inner;
@@ -123,7 +144,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let following = follow(
             raft.clone(),
             inner.parts.machine.progress.clone(),
-            inner.leadership.clone(),
+            (inner.leadership.clone(), inner.members.clone()),
             inner.parts.metrics.leader_changes.clone(),
         );
         drop(C::AsyncRuntime::spawn(async move {
@@ -140,6 +161,54 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
                 let _ = stop.wait_for(|stop| *stop).await;
             };
             C::AsyncRuntime::select2(stopped, compactor.run(bytes, entries)).await;
+        }));
+        self.notice_departure();
+    }
+
+    /// Ends the node once the others say that it left.
+    fn notice_departure(&self) {
+        let parts = &self.inner.parts;
+        let (identity, network, failure) = (parts.identity.clone(), parts.network.clone(), parts.failure.clone());
+        let (inbound, leadership) = (self.inner.inbound.clone(), self.inner.leadership.clone());
+        let (members, listed) = (self.inner.members.clone(), parts.options.members.clone());
+        let mut stop = self.inner.stop.subscribe();
+        drop(C::AsyncRuntime::spawn(async move {
+            let stopped = async move {
+                // An error means that the node is gone: the same.
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            let others = || {
+                let mut known = members.borrow().clone();
+                let more = listed.iter().filter(|m| known.iter().all(|k| k.address != m.address));
+                let more: Vec<Member> = more.cloned().collect();
+                known.extend(more);
+                known
+            };
+            let leads = || leadership.borrow().role == Role::Leader;
+            let noticed = departure::notice::<C, M, N>(&identity, &network, &inbound, others, leads);
+            if let Select2::Second(why) = C::AsyncRuntime::select2(stopped, noticed).await {
+                failure.report(FatalError::Removed(why));
+            }
+        }));
+    }
+
+    /// Completes membership changes that leaders before left half done, until the node stops.
+    fn tend_members(&self) {
+        let (inner, mut stop) = (Arc::downgrade(&self.inner), self.inner.stop.subscribe());
+        drop(C::AsyncRuntime::spawn(async move {
+            let stopped = async move {
+                // An error means that the node is gone: the same.
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            let tending = async move {
+                loop {
+                    C::AsyncRuntime::sleep(TEND_EVERY).await;
+                    // Held only while it is used: the node ends with its last handle.
+                    let Some(inner) = inner.upgrade() else { return };
+                    RaftNode { inner }.tend_members_once().await;
+                }
+            };
+            C::AsyncRuntime::select2(stopped, tending).await;
         }));
     }
 
@@ -183,6 +252,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let written = C::blocking(move || identity.update(|record| record.took_part = true)).await;
         written.and_then(|written| written).map_err(OpenError::storage)?;
         self.find_out_where();
+        self.tend_members();
         parts.fence.wait().await;
         parts.raft.runtime_config().elect(true);
         Ok(())
@@ -265,6 +335,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     /// Follows role, term and leader.
     pub fn watch_leadership(&self) -> watch::Receiver<Leadership> {
         self.inner.leadership.subscribe()
+    }
+
+    /// Follows who belongs to the quorum, as far as this member knows; learners included, by id.
+    pub fn watch_members(&self) -> watch::Receiver<Vec<Member>> {
+        self.inner.members.subscribe()
     }
 
     /// Figures of this moment.

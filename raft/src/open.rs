@@ -44,6 +44,7 @@ impl OpenError {
     pub(crate) fn fatal(fatal: &FatalError) -> OpenError {
         match fatal {
             FatalError::WrongCluster(why) => OpenError(Error::new(ErrorCode::WrongCluster, why.clone())),
+            FatalError::Removed(why) => OpenError(Error::new(ErrorCode::MemberRemoved, why.clone())),
             fatal => OpenError(Error::new(ErrorCode::StorageFailed, fatal.to_string())),
         }
     }

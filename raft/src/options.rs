@@ -27,6 +27,8 @@ pub struct Options {
     pub advertise: Address,
     /// The initial quorum, self included. Used once, for the bootstrap.
     pub members: Vec<Member>,
+    /// Whether an empty directory waits until the leader of a cluster that exists takes it in, and begins none.
+    pub join: bool,
     /// How fast a lost leader is noticed.
     pub election: ElectionProfile,
     /// A snapshot is taken when this many payload bytes were applied since the last one...
@@ -47,6 +49,7 @@ impl Options {
             data_dir,
             advertise,
             members,
+            join: false,
             election: ElectionProfile::Default,
             snapshot_log_bytes: 512 << 20,
             snapshot_log_entries: 1_000_000,

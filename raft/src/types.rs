@@ -14,6 +14,8 @@ use openraft::impls::{BoxedErrorSource, InlineBatch, OneshotResponder, leader_id
 use openraft::vote::RaftLeaderId;
 use openraft::{OptionalSend, RaftTypeConfig};
 
+use crate::retired::Retired;
+
 /// A member's number, never reused in a cluster.
 pub type NodeId = u64;
 /// Raft term.
@@ -61,6 +63,22 @@ impl fmt::Display for Payload {
 pub struct Member {
     /// Advertised address, as people write it (`host:port`).
     pub address: String,
+    /// Whoever left the quorum before; the same with every member of a membership (I4).
+    pub retired: Retired,
+}
+
+impl Member {
+    /// At an address, in a membership that those left before.
+    pub fn new(address: &tidepool_proto::Address, retired: Retired) -> Member {
+        Member { address: address.to_string(), retired }
+    }
+}
+
+/// Everybody that left before this membership.
+pub fn retired_of(membership: &Membership) -> Retired {
+    let mut all = Retired::default();
+    membership.nodes().for_each(|(_, member)| all.join(&member.retired));
+    all
 }
 
 impl fmt::Display for Member {

@@ -46,7 +46,12 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
             stop_in_order(&mut signals, master.shutdown()).await;
             Exit::Success
         }
-        stopped = master.stopped() => how_it_ended(&stopped),
+        stopped = master.stopped() => {
+            if matches!(stopped, Stopped::Removed(_)) {
+                stop_in_order(&mut signals, master.shutdown()).await;
+            }
+            how_it_ended(&stopped)
+        }
     };
     http.stop().await;
     Ok(exit)
@@ -80,6 +85,10 @@ pub fn face(master: &Master) -> RoleFace {
 pub fn how_it_ended(stopped: &Stopped) -> Exit {
     match stopped {
         Stopped::Shutdown => Exit::Success,
+        Stopped::Removed(reason) => {
+            tracing::warn!(%reason, "this master is no member any more; it ends");
+            Exit::Removed
+        }
         Stopped::Fatal(reason) => {
             tracing::error!(%reason, "the master cannot go on");
             Exit::Failure
@@ -92,11 +101,18 @@ pub fn how_it_ended(stopped: &Stopped) -> Exit {
 pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     let node_id = config.integer("master.node_id");
     let members = config.members("master.members");
+    let join = config.boolean("master.join");
+    if join && !members.is_empty() {
+        return Err(Failed::usage(
+            "--join takes no --members: whoever leads the cluster tells this master who the others are; leave one of them out",
+        ));
+    }
     let own = members.iter().find(|member| member.node_id == node_id).map(|member| member.address.clone());
     if own.is_none() && !members.is_empty() {
         let ids: Vec<String> = members.iter().map(|member| member.node_id.to_string()).collect();
         return Err(Failed::usage(format!(
-            "master.members lists {} but not this master, {node_id}; set --node-id to one of them, or add it",
+            "master.members lists {} but not this master, {node_id}; set --node-id to one of them, or add it; to join a cluster \
+             that exists, use --join instead",
             ids.join(", ")
         )));
     }
@@ -106,7 +122,7 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
         (None, Some(own)) => own.clone(),
         (None, None) => Address::new("127.0.0.1", MASTER_PORT)?,
     };
-    if listen.port() == 0 && members.is_empty() {
+    if listen.port() == 0 && members.is_empty() && !join {
         listen = listen.with_port(free_port(listen.host())?);
     }
     let advertise = config.address("master.advertise").or_else(|| own.clone()).unwrap_or_else(|| listen.clone());
@@ -124,10 +140,12 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
         )));
     }
     let members = match members.is_empty() {
+        true if join => Vec::new(),
         true => vec![Member { node_id: NodeId(node_id), address: advertise.clone() }],
         false => members.into_iter().map(|m| Member { node_id: NodeId(m.node_id), address: m.address }).collect(),
     };
     let mut options = MasterOptions::new(NodeId(node_id), config.path("master.data_dir"), listen, advertise, members);
+    options.join = join;
     options.election = match config.text("master.election") {
         "lan" => ElectionProfile::Lan,
         "wan" => ElectionProfile::Wan,
@@ -212,6 +230,21 @@ mod tests {
         let alone = with(&[]).unwrap();
         assert_eq!(alone.listen.to_string(), "127.0.0.1:50051");
         assert_eq!(alone.members.len(), 1);
+    }
+
+    #[test]
+    fn a_master_that_joins_names_nobody_and_says_where_it_is() {
+        let options = with(&[("master.join", "true"), ("master.node_id", "4"), ("master.listen", "10.0.0.4")]).unwrap();
+        assert!(options.join && options.members.is_empty());
+        assert_eq!(options.advertise.to_string(), "10.0.0.4:50051");
+        for (flags, wanted) in [
+            (vec![("master.join", "true"), ("master.members", "1=10.0.0.1")], "--members"),
+            (vec![("master.join", "true"), ("master.listen", "0.0.0.0")], "--advertise"),
+            (vec![("master.join", "true"), ("master.listen", "127.0.0.1:0")], "port 0"),
+        ] {
+            let error = with(&flags).expect_err(wanted).to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub mod get;
 pub mod hot;
 pub mod ls;
 pub mod master;
+pub mod member;
+pub mod member_recover;
 pub mod pin;
 pub mod put;
 pub mod rm;

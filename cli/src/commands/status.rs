@@ -47,6 +47,15 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
             ),
         };
     };
+    let answers_of = |id: u64| answers.iter().any(|a| a.status.as_ref().is_ok_and(|s| admin::own_node_id(s) == id));
+    let whole = !leader.members.is_empty() && leader.members.iter().all(|member| answers_of(member.node_id));
+    if let Some(one) = silent.first().filter(|_| whole) {
+        return format!(
+            "all {} members are up; {} is none of them: take it out of `masters`",
+            leader.members.len(),
+            one.address
+        );
+    }
     if let Some(one) = silent.first() {
         let up = answers.len() - silent.len();
         return format!(
@@ -244,6 +253,8 @@ mod tests {
         assert!(step(&[master(1, "standby"), silent(2), silent(3)]).contains("2 are needed; start h:2, h:3"));
         assert!(step(&[master(1, "candidate"), master(2, "standby"), silent(3)]).contains("no leader yet"));
         assert!(step(&[master(1, "leader"), master(2, "standby"), silent(3)]).contains("restart the master at h:3"));
+        let replaced = [master(1, "leader"), master(2, "standby"), master(3, "standby"), silent(9)];
+        assert!(step(&replaced).contains("h:9 is none of them"), "{}", step(&replaced));
         let mut answers = [master(1, "leader"), master(2, "standby"), master(3, "standby")];
         assert!(step(&answers).contains("no datanode has joined"));
         let node = NodeStatus {

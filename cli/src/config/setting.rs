@@ -204,6 +204,13 @@ pub static SETTINGS: &[Setting] = &[
     .otherwise("a quorum of one: this master"),
     setting(
         Section::Master,
+        "join",
+        Kind::Boolean,
+        "false",
+        "with an empty data directory: begin no cluster, wait until tidepool member add or replace takes this master in",
+    ),
+    setting(
+        Section::Master,
         "data_dir",
         Kind::Path,
         "/var/lib/tidepool/master",

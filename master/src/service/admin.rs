@@ -10,7 +10,7 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
-use super::{hot, recency, tasks, tenants};
+use super::{hot, members, recency, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
@@ -179,6 +179,13 @@ impl v1::admin_service_server::AdminService for AdminFace {
             mode: self.service.options().dynamic_replication.name().to_owned(),
             objects: Vec::new(),
         })))
+    }
+
+    async fn change_members(
+        &self,
+        request: Request<v1::ChangeMembersRequest>,
+    ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
+        Ok(Response::new(members::change(&self.service, request.get_ref()).await))
     }
 
     async fn share_recency(

@@ -10,6 +10,8 @@ use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, PROTOCOL_VERSION, v1};
 use tidepool_raft::Role;
 
+use tidepool_raft::Member;
+
 use super::clients::Clients;
 use super::evictor::Evictor;
 use super::machine::{Machine, MasterNode};
@@ -226,15 +228,18 @@ impl Service {
 
     /// The quorum as clients should know it.
     pub fn members(&self) -> Vec<v1::Member> {
-        let status = self.node.status();
-        let members = status.members.iter();
-        members.map(|m| v1::Member { node_id: m.member.node_id.0, address: m.member.address.to_string() }).collect()
+        wire_members(&self.node.watch_members().borrow())
     }
 
     /// Longest lease, replicated (L3).
     pub fn lease_ttl_max(&self) -> Duration {
         Duration::from_millis(self.directory().config().config.lease_ttl_max_ms)
     }
+}
+
+/// Members for clients.
+pub fn wire_members(members: &[Member]) -> Vec<v1::Member> {
+    members.iter().map(|m| v1::Member { node_id: m.node_id.0, address: m.address.to_string() }).collect()
 }
 
 /// Sixteen bytes, or a clear refusal.

@@ -9,7 +9,7 @@ use tidepool_proto::v1::admin_service_server::AdminServiceServer;
 use tidepool_proto::v1::client_service_server::ClientServiceServer;
 use tidepool_proto::v1::node_service_server::NodeServiceServer;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
-use tidepool_raft::{ClusterIdentity, Role};
+use tidepool_raft::{ClusterIdentity, FatalError, Role};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::transport::Server;
@@ -67,6 +67,8 @@ pub enum MasterError {
 pub enum Stopped {
     /// It was asked to.
     Shutdown,
+    /// It left the quorum, which goes on without it.
+    Removed(String),
     /// It cannot go on; the process must exit with an error.
     Fatal(String),
 }
@@ -108,7 +110,11 @@ impl Master {
         let (fatal, report) = (node.clone(), stopped.clone());
         tokio::spawn(async move {
             let cause = fatal.fatal().await;
-            report.send_if_modified(|s| s.replace(Stopped::Fatal(cause.to_string())).is_none());
+            let reason = match cause {
+                FatalError::Removed(why) => Stopped::Removed(why),
+                cause => Stopped::Fatal(cause.to_string()),
+            };
+            report.send_if_modified(|s| s.replace(reason).is_none());
         });
         node.run().await?;
         Ok(Master { service, node, registry, local, stopped, closing })

@@ -22,6 +22,7 @@ mod logging;
 mod machine;
 mod master;
 mod matching;
+mod members;
 mod metrics;
 mod neighbourhood;
 mod nodes;

@@ -167,6 +167,7 @@ pub(super) fn beat(
         verify: tenure.nodes.take_verifications(id, REPLICA_IDS_PER_BATCH),
         identity: Some(service.identity()),
         copy,
+        masters: service.node().watch_members().borrow().iter().map(|m| m.address.to_string()).collect(),
     })
 }
 

@@ -22,6 +22,8 @@ pub struct MasterOptions {
     pub advertise: Address,
     /// The initial quorum, this master included; the same list on every member.
     pub members: Vec<Member>,
+    /// Whether a fresh master waits to be taken in by a cluster that exists; then `members` is empty.
+    pub join: bool,
     /// Heartbeat and election timeouts.
     pub election: ElectionProfile,
     /// Lease of a read that asks for none in particular.
@@ -116,6 +118,7 @@ impl MasterOptions {
             listen,
             advertise,
             members,
+            join: false,
             election: ElectionProfile::Default,
             lease_ttl_default: Duration::from_secs(10),
             lease_ttl_max: Duration::from_secs(10),
@@ -191,6 +194,7 @@ impl MasterOptions {
             self.members.clone(),
         );
         raft.election = self.election;
+        raft.join = self.join;
         raft.snapshot_log_bytes = self.snapshot_log_bytes;
         raft.keep_log_entries = self.keep_log_entries;
         raft

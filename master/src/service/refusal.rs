@@ -1,7 +1,7 @@
 //! The log's refusals as a client sees them: stable codes, and who leads when that is known.
 
 use tidepool_proto::{Error, ErrorCode, v1};
-use tidepool_raft::{Member, ProposeError, ReadError, TransferError};
+use tidepool_raft::{Member, MembershipError, ProposeError, ReadError, TransferError};
 
 /// Pause before a retry while there is no quorum or a handover is under way.
 const RETRY_MS: u32 = 10;
@@ -49,5 +49,24 @@ pub fn transfer(error: TransferError) -> Error {
             Error::new(ErrorCode::Unavailable, message)
         }
         TransferError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
+    }
+}
+
+/// Why the members were not changed.
+pub fn membership(error: MembershipError) -> Error {
+    let message = error.to_string();
+    match error {
+        MembershipError::NotLeader { hint: leader } => {
+            Error::new(ErrorCode::NotLeader, message).with_leader(leader.map(|m| hint(&m, 0)))
+        }
+        MembershipError::Invalid(_) => Error::new(ErrorCode::InvalidParams, message),
+        MembershipError::IdUsed(_) => Error::new(ErrorCode::MemberIdUsed, message),
+        MembershipError::AtRisk(_) => Error::new(ErrorCode::QuorumAtRisk, message),
+        MembershipError::Changing(_) => Error::new(ErrorCode::MembershipChanging, message),
+        MembershipError::Behind(_) => Error::new(ErrorCode::MemberBehind, message),
+        MembershipError::Unreachable(_) => Error::new(ErrorCode::Unavailable, message),
+        MembershipError::Unavailable(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
+        MembershipError::TimedOut(_) => Error::new(ErrorCode::DeadlineExceeded, message),
+        MembershipError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
     }
 }

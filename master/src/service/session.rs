@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
 use tidepool_proto::{Error, ErrorCode, v1};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::core::Service;
+use super::core::{Service, wire_members};
 use super::options::{DEADLINE_MAX, SESSION_CALLS_MAX};
 use super::{endings, matching, puts, reads, removal};
 use crate::directory::{SessionId, TenantId};
@@ -74,14 +74,34 @@ impl v1::client_service_server::ClientService for ClientFace {
                 ending.later.lock().take();
                 Poll::Ready(None)
             }));
-        let merged = stream::select(inline, ReceiverStream::new(waiting).map(Ok));
-        Ok(Response::new(Box::pin(merged)))
+        let (over, ended) = oneshot::channel::<()>();
+        let mut over = Some(over);
+        let answers = stream::select(inline, ReceiverStream::new(waiting).map(Ok)).chain(stream::poll_fn(move |_| {
+            over.take();
+            Poll::Ready(None)
+        }));
+        let told = members_changed(self.service.clone()).map(Ok).take_until(ended);
+        Ok(Response::new(Box::pin(stream::select(answers, told))))
     }
 
     async fn call(&self, request: Request<v1::ClientRequest>) -> Result<Response<v1::ClientResponse>, Status> {
         let request = request.into_inner();
         Ok(Response::new(answer(&self.service, request, 0, Instant::now()).await))
     }
+}
+
+/// Tells who belongs to the quorum whenever that changed: a client that outlives all the members it was started with must
+/// have heard of the new ones.
+fn members_changed(service: Arc<Service>) -> impl Stream<Item = v1::ClientResponse> + Send {
+    let members = service.node().watch_members();
+    stream::unfold((service, members), |(service, mut members)| async move {
+        // An error means that the master is gone.
+        members.changed().await.ok()?;
+        let now = wire_members(&members.borrow_and_update());
+        let body = Answer::MembersChanged(v1::MembersChanged { members: now });
+        let told = v1::ClientResponse { id: 0, term: service.term(), error: None, body: Some(body) };
+        Some((told, (service, members)))
+    })
 }
 
 /// One client process's stream.

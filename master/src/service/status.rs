@@ -1,7 +1,7 @@
 //! What a master says of itself: figures, readiness, and the one next step for an operator.
 
 use tidepool_proto::v1;
-use tidepool_raft::Role;
+use tidepool_raft::{NodeStatus, Role};
 
 use super::core::Service;
 use crate::directory::Contact;
@@ -85,17 +85,6 @@ pub fn status(service: &Service) -> v1::StatusResponse {
             last_heard_ms: tenure.as_ref().map_or(0, |t| t.nodes.silence(node.node).as_millis() as u64),
         })
         .collect();
-    let members: Vec<v1::MemberStatus> = raft
-        .members
-        .iter()
-        .map(|m| v1::MemberStatus {
-            node_id: m.member.node_id.0,
-            address: m.member.address.to_string(),
-            voter: m.voter,
-            matched_index: m.matched_index.unwrap_or(0),
-            last_heard_ms: m.last_heard.map_or(0, |ago| ago.as_millis() as u64),
-        })
-        .collect();
     let mut response = v1::StatusResponse {
         identity: Some(service.identity()),
         role: readiness.role.clone(),
@@ -111,7 +100,7 @@ pub fn status(service: &Service) -> v1::StatusResponse {
         leader_last_log_index: readiness.leader_index,
         purged_index: raft.purged_index,
         snapshot_index: raft.snapshot_index,
-        members,
+        members: members(&raft),
         objects: counts.objects,
         object_bytes: counts.complete_bytes,
         nodes,
@@ -127,6 +116,18 @@ pub fn status(service: &Service) -> v1::StatusResponse {
     };
     response.next_step = next_step(&response);
     response
+}
+
+/// The quorum as this master sees it.
+pub fn members(raft: &NodeStatus) -> Vec<v1::MemberStatus> {
+    let members = raft.members.iter().map(|m| v1::MemberStatus {
+        node_id: m.member.node_id.0,
+        address: m.member.address.to_string(),
+        voter: m.voter,
+        matched_index: m.matched_index.unwrap_or(0),
+        last_heard_ms: m.last_heard.map_or(0, |ago| ago.as_millis() as u64),
+    });
+    members.collect()
 }
 
 fn segments(service: &Service) -> Vec<v1::SegmentStatus> {

@@ -9,10 +9,15 @@ use openraft::raft::{
 
 use super::reader::{put_bytes, put_integer, put_option};
 use super::{ADDRESS_BYTES_MAX, CodecError, JOINT_CONFIGS_MAX, MEMBERS_MAX, Message, REQUEST_ENTRIES_MAX, Reader};
+use crate::retired::{RETIRED_IDS_MAX, Retired};
 use crate::types::{
     Config, Entry, EntryPayload, LeaderId, LogId, Member, Membership, PAYLOAD_BYTES_MAX, Payload, SnapshotMeta,
-    StoredMembership, Vote, log_id, term_of,
+    StoredMembership, Vote, log_id, retired_of, term_of,
 };
+
+/// Stands where the number of voter sets would, above its limit: a membership that names who left follows, and then
+/// those. A program that does not know it refuses the entry instead of forgetting them.
+const WITH_RETIRED: u64 = 255;
 
 /// Room an entry takes beside its payload, at most, unless it is a membership.
 const ENTRY_HEADER_BYTES: usize = 26;
@@ -55,6 +60,10 @@ impl Message for Vote {
 impl Message for Membership {
     const KIND: u8 = 3;
     fn put(&self, out: &mut Vec<u8>) {
+        let retired = retired_of(self);
+        if !retired.is_empty() {
+            put_integer(out, WITH_RETIRED);
+        }
         let configs = self.get_joint_config();
         put_integer(out, configs.len() as u64);
         for voters in configs {
@@ -68,10 +77,24 @@ impl Message for Membership {
             put_integer(out, *id);
             put_bytes(out, member.address.as_bytes());
         }
+        if !retired.is_empty() {
+            let (upto, ids) = retired.parts();
+            put_integer(out, upto);
+            put_integer(out, ids.len() as u64);
+            ids.iter().for_each(|id| put_integer(out, *id));
+        }
     }
     fn take(input: &mut Reader) -> Result<Self, CodecError> {
         let mut configs = Vec::new();
-        for _ in 0..input.length("voter sets", JOINT_CONFIGS_MAX)? {
+        let mut sets = input.integer("voter sets")?;
+        let names_retired = sets == WITH_RETIRED;
+        if names_retired {
+            sets = input.integer("voter sets")?;
+        }
+        if sets > JOINT_CONFIGS_MAX as u64 {
+            return Err(CodecError::TooLong { what: "voter sets", len: sets, max: JOINT_CONFIGS_MAX });
+        }
+        for _ in 0..sets {
             let mut voters = BTreeSet::new();
             for _ in 0..input.length("voters", MEMBERS_MAX)? {
                 if !voters.insert(input.integer("voter")?) {
@@ -83,10 +106,17 @@ impl Message for Membership {
         let mut nodes = BTreeMap::new();
         for _ in 0..input.length("members", MEMBERS_MAX)? {
             let id = input.integer("member")?;
-            let member = Member { address: input.text("member address", ADDRESS_BYTES_MAX)? };
-            if nodes.insert(id, member).is_some() {
+            let address = input.text("member address", ADDRESS_BYTES_MAX)?;
+            if nodes.insert(id, Member { address, retired: Retired::default() }).is_some() {
                 return Err(CodecError::Invalid { what: "member" });
             }
+        }
+        if names_retired {
+            let retired = take_retired(input)?;
+            if nodes.is_empty() {
+                return Err(CodecError::Invalid { what: "retired members" });
+            }
+            nodes.values_mut().for_each(|member| member.retired = retired.clone());
         }
         if configs.is_empty() && nodes.is_empty() {
             return Ok(Membership::default());
@@ -94,6 +124,22 @@ impl Message for Membership {
         // Checks that no voter set is empty and every voter has an address.
         Membership::new(configs, nodes).map_err(|_| CodecError::Invalid { what: "membership" })
     }
+}
+
+fn take_retired(input: &mut Reader) -> Result<Retired, CodecError> {
+    let upto = input.integer("retired members")?;
+    let mut ids = BTreeSet::new();
+    for _ in 0..input.length("retired members", RETIRED_IDS_MAX)? {
+        let id = input.integer("retired member")?;
+        if id <= upto || ids.last().is_some_and(|last| *last >= id) {
+            return Err(CodecError::Invalid { what: "retired member" });
+        }
+        ids.insert(id);
+    }
+    if upto == 0 && ids.is_empty() {
+        return Err(CodecError::Invalid { what: "retired members" });
+    }
+    Ok(Retired::from_parts(upto, ids))
 }
 
 impl Message for Entry {

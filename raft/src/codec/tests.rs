@@ -13,6 +13,7 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
+use crate::retired::Retired;
 use crate::types::{
     Entry, EntryPayload, LogId, Member, Membership, Payload, SnapshotMeta, StoredMembership, TokioConfig, Vote, log_id,
 };
@@ -30,8 +31,13 @@ fn votes() -> impl Strategy<Value = Vote> {
 }
 
 fn memberships() -> impl Strategy<Value = Membership> {
-    let nodes = btree_map(any::<u64>(), "[a-z0-9.:-]{0,20}".prop_map(|address| Member { address }), 1..6);
-    (nodes, 1..3usize, any::<u8>()).prop_map(|(nodes, configs, pick)| {
+    let addresses = btree_map(any::<u64>(), "[a-z0-9.:-]{0,20}", 1..6);
+    let retired = (any::<u64>(), prop::collection::btree_set(any::<u64>(), 0..5), any::<bool>());
+    let retired = retired.prop_map(|(upto, ids, few)| Retired::from_parts(if few { 0 } else { upto }, ids));
+    (addresses, 1..3usize, any::<u8>(), option::of(retired)).prop_map(|(addresses, configs, pick, retired)| {
+        let retired = retired.unwrap_or_default();
+        let member = |address| Member { address, retired: retired.clone() };
+        let nodes: BTreeMap<u64, Member> = addresses.into_iter().map(|(id, address)| (id, member(address))).collect();
         let ids: Vec<u64> = nodes.keys().copied().collect();
         let configs = (0..configs)
             .map(|i| ids.iter().copied().filter(|id| (id ^ u64::from(pick)) >> i & 1 == 0).collect::<BTreeSet<_>>())
@@ -188,6 +194,23 @@ fn absurd_lengths_are_refused_before_memory_is_taken() {
     reader::put_integer(&mut body, u64::MAX);
     let error = decode::<AppendEntriesRequest<C>>(sealed(AppendEntriesRequest::<C>::KIND, &body)).unwrap_err();
     assert_eq!(error, CodecError::TooLong { what: "entries", len: u64::MAX, max: REQUEST_ENTRIES_MAX });
+}
+
+/// Logs and snapshots of quorums that nobody left read and are written as they always were.
+#[test]
+fn a_membership_that_nobody_left_is_written_as_before() {
+    let member = |port: u16| Member { address: format!("h:{port}"), retired: Retired::default() };
+    let nodes = BTreeMap::from([(1, member(1)), (2, member(2))]);
+    let mut membership = Membership::new(vec![BTreeSet::from([1, 2])], nodes.clone()).unwrap();
+    let mut body = Vec::new();
+    membership.put(&mut body);
+    assert_eq!(body, b"\x01\x02\x01\x02\x02\x01\x03h:1\x02\x03h:2");
+    let left = Retired::from_parts(0, BTreeSet::from([3]));
+    let nodes = nodes.into_iter().map(|(id, member)| (id, Member { retired: left.clone(), ..member }));
+    membership = Membership::new(vec![BTreeSet::from([1, 2])], nodes.collect::<BTreeMap<_, _>>()).unwrap();
+    body.clear();
+    membership.put(&mut body);
+    assert_eq!(body, b"\xff\x01\x01\x02\x01\x02\x02\x01\x03h:1\x02\x03h:2\x00\x01\x03");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod bootstrap;
 mod faults;
 mod fence;
 mod ledger;
+mod membership;
 mod swarm;
 
 use std::future::Future;

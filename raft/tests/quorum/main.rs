@@ -5,4 +5,5 @@ mod figures;
 mod ledger;
 mod life;
 mod members;
+mod membership;
 mod strangers;

@@ -207,7 +207,7 @@ async fn wrong_identities_and_garbage_are_refused_on_every_call() {
         };
         let answer = client.snapshot(stream::iter([first])).await.unwrap().into_inner();
         assert_eq!(answer.error.unwrap().code, ErrorCode::WrongCluster as u32, "{what}, snapshot");
-        let prepare = v1::PrepareRequest { identity, target_node_id, members: Vec::new() };
+        let prepare = v1::PrepareRequest { identity, target_node_id, members: Vec::new(), join: false };
         assert_eq!(
             client.prepare(prepare).await.unwrap().into_inner().error.unwrap().code,
             ErrorCode::WrongCluster as u32,

@@ -1,0 +1,142 @@
+//! The last resort (I1): a majority is lost for ever, and one stopped member goes on alone. It becomes a quorum of one
+//! under a new cluster id and a new history, so that nothing of the cluster before can speak to it, nor be taken for it.
+//! Everything in its log counts as committed. What the lost ones had acknowledged beyond that is gone.
+
+use std::path::Path;
+
+use tidepool_proto::{ClusterId, Error, ErrorCode, History, NodeId};
+
+use crate::codec;
+use crate::identity::{ClusterIdentity, IdentityStore};
+use crate::log::{Disk, RocksDisk, Write, recover};
+use crate::open::OpenError;
+use crate::options::Member;
+use crate::snapshot::SnapshotStore;
+use crate::types::{self, Entry, EntryPayload, LogId, Membership, Vote, log_id, retired_of, term_of};
+
+/// What one stopped member holds.
+pub struct LastOne {
+    disk: RocksDisk,
+    identity: IdentityStore,
+    membership: Membership,
+    last: LogId,
+    term: u64,
+    log_last: Option<LogId>,
+    deleted: u64,
+    /// Facts for whoever has to decide.
+    pub facts: Facts,
+}
+
+/// What is known of the cluster from one member's data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// This member.
+    pub node_id: NodeId,
+    /// Its address, as the others knew it.
+    pub address: String,
+    /// Cluster and history so far.
+    pub cluster: ClusterIdentity,
+    /// The other members.
+    pub others: Vec<Member>,
+    /// Last entry of the log, and its term.
+    pub last_index: u64,
+    /// Its term.
+    pub last_term: u64,
+    /// Last entry that this member knew to be committed: beyond it the others may have had entries that are not here, and some
+    /// of what is here may never have been acknowledged.
+    pub committed_index: u64,
+    /// Last entry that the newest snapshot covers.
+    pub snapshot_index: u64,
+}
+
+fn refuse(message: String) -> OpenError {
+    OpenError(Error::new(ErrorCode::InvalidParams, message))
+}
+
+impl LastOne {
+    /// Opens the data directory of a stopped member and verifies all of it. Changes nothing.
+    pub fn open(data_dir: &Path) -> Result<LastOne, OpenError> {
+        let path = data_dir.join("log");
+        if !path.join("STORE").exists() {
+            return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
+        }
+        let disk = RocksDisk::open(&path)?;
+        let report = recover(&disk, &path)?;
+        let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
+        let snapshots = SnapshotStore::open(&data_dir.join("snapshots")).map_err(OpenError::storage)?;
+        let snapshot = snapshots.current().map(|file| file.meta().clone());
+        let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
+        if report.purged > covered {
+            return Err(OpenError::corrupt(format!(
+                "the log in {} begins after index {}, and no intact snapshot covers that: this member cannot go on alone",
+                path.display(),
+                report.purged.map_or(0, |id| id.index)
+            )));
+        }
+        let mut membership = snapshot.map(|meta| meta.last_membership.membership().clone()).unwrap_or_default();
+        disk.scan(report.first, &mut |_, frame| {
+            if let EntryPayload::Membership(newer) = codec::decode::<Entry>(frame)?.payload {
+                membership = newer;
+            }
+            Ok(())
+        })
+        .map_err(OpenError::storage)?;
+        let record = identity.record();
+        let own = membership.get_node(&record.node_id.0).map(|node| node.address.clone());
+        let (Some(last), Some(cluster), Some(address)) = (report.last.max(covered), record.cluster, own) else {
+            return Err(refuse(format!(
+                "{} is the directory of node {}, which belonged to no quorum as far as its log says",
+                data_dir.display(),
+                record.node_id
+            )));
+        };
+        let others = membership.nodes().filter(|(id, _)| **id != record.node_id.0);
+        let facts = Facts {
+            node_id: record.node_id,
+            address,
+            cluster,
+            others: others
+                .filter_map(|(id, node)| Some(Member { node_id: NodeId(*id), address: node.address.parse().ok()? }))
+                .collect(),
+            last_index: last.index,
+            last_term: term_of(&last),
+            committed_index: report.committed.max(covered).map_or(0, |id| id.index),
+            snapshot_index: covered.map_or(0, |id| id.index),
+        };
+        let term = report.vote.map_or(0, |vote| vote.leader_id.term).max(term_of(&last)) + 1;
+        let (log_last, deleted) = (report.last, report.deleted);
+        Ok(LastOne { disk, identity, membership, last, term, log_last, deleted, facts })
+    }
+
+    /// Makes it a quorum of one; answers its new identity. Cut short, it is carried out again by the same call.
+    pub fn go_on_alone(self) -> Result<ClusterIdentity, OpenError> {
+        let own = self.facts.node_id.0;
+        let mut retired = retired_of(&self.membership);
+        self.facts.others.iter().for_each(|other| retired.insert(other.node_id.0));
+        let member = types::Member { address: self.facts.address.clone(), retired };
+        let alone = Membership::new(vec![[own].into()], std::collections::BTreeMap::from([(own, member)]));
+        let alone = alone.map_err(|error| refuse(error.to_string()))?;
+        let cluster = ClusterIdentity {
+            cluster: ClusterId(rand::random::<u128>().to_be_bytes()),
+            history: History(rand::random::<u64>().max(1)),
+        };
+        // First: from here on none of the lost ones, should it come back, is let in.
+        let changed = self.identity.update(|record| {
+            record.cluster = Some(cluster);
+            record.roster.clear();
+        });
+        changed.map_err(OpenError::storage)?;
+        let mut writes = Vec::new();
+        if self.log_last < Some(self.last) {
+            // A snapshot reaches beyond the log: what the log holds is covered by it.
+            let end = self.log_last.map_or(0, |id| id.index + 1).max(self.deleted);
+            writes.push(Write::Purge { purged: codec::encode(&self.last), delete: self.deleted..end });
+        }
+        let index = self.last.index + 1;
+        let entry = Entry { log_id: log_id(self.term, index), payload: EntryPayload::Membership(alone) };
+        writes.push(Write::Vote(codec::encode(&Vote::new(self.term, own))));
+        writes.push(Write::Append { index, frame: codec::encode(&entry) });
+        self.disk.write(&writes).and_then(|()| self.disk.sync()).map_err(OpenError::storage)?;
+        Ok(cluster)
+    }
+}
