@@ -168,8 +168,7 @@ async fn a_quorum_of_one_grows_to_three_and_shrinks_to_one_under_load() {
 }
 
 /// User report 19 (openraft#808): a crashed member could not be removed. With two of three alive it is, in seconds; then a
-/// fourth joins, whose log begins with a snapshot, and takes its place. Fails when members are removed one uniform step at
-/// a time only after the removed one has answered.
+/// fourth joins, whose log begins with a snapshot, and takes its place.
 #[tokio::test(flavor = "multi_thread")]
 async fn case_019_a_dead_member_is_removed_and_another_joins_by_snapshot() {
     let mut quorum = Quorum::new(4, three_without_log).await;
@@ -438,7 +437,7 @@ fn alone_if_told(options: &mut Options) {
 
 /// I1: a majority is gone for ever. What is left goes on alone, in another cluster and history, with all it held; the lost
 /// ones, should they come back, are strangers, and their ids are used up.
-/// (Tried with the old identity kept: the old ones, back again, make it their follower.)
+/// Fails when the old identity is kept (tried).
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_one_goes_on_alone_in_a_new_history() {
     let mut quorum = Quorum::started(alone_if_told).await;
