@@ -325,7 +325,7 @@ impl<'r> Fuzzer<'r> {
                 if let Some(Answer::Locate(answer)) = self.ask("locate", Ask::Locate(request)).await {
                     for object in &answer.objects {
                         let known = object.code == 0 || REFUSALS.contains(&ErrorCode::from_u32(object.code));
-                        assert!(known && (object.code == 0) == !object.replicas.is_empty(), "{object:?}");
+                        assert!(known && (object.code == 0) != object.replicas.is_empty(), "{object:?}");
                     }
                     self.note("locate", None);
                 }
@@ -346,7 +346,7 @@ impl<'r> Fuzzer<'r> {
                 };
                 let limit = if request.limit == 0 { 1_000 } else { request.limit as usize };
                 if let Some(Answer::List(answer)) = self.ask("list", Ask::List(request)).await {
-                    assert!(answer.objects.len() <= limit && answer.more == !answer.next.is_empty());
+                    assert!(answer.objects.len() <= limit && answer.more != answer.next.is_empty());
                     self.note("list", None);
                 }
             }
@@ -413,7 +413,8 @@ impl<'r> Fuzzer<'r> {
             return;
         }
         let segment_name = ["", "s0", "s1", "none"][self.random.random_range(0..4)].to_owned();
-        let request = v1::ReplicaClearRequest { keys: self.keys(), segment_name, ..Default::default() };
+        let mut request = v1::ReplicaClearRequest { keys: self.keys(), ..Default::default() };
+        request.segment_name = segment_name;
         if let Some(Answer::ReplicaClear(_)) = self.ask("replica_clear", Ask::ReplicaClear(request)).await {
             self.note("replica_clear", None);
         }
