@@ -2,6 +2,7 @@
 //! disk that is memory.
 
 mod fuzz;
+mod fuzzer;
 mod reads;
 mod requests;
 
