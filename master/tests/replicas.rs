@@ -233,7 +233,7 @@ async fn a_repeated_request_for_a_task_is_one_task() {
 async fn copies_that_were_never_made_are_made_when_there_is_a_second_host() {
     let quorum = Quorum::start(|_| {}).await;
     let (first, mut client) = (quorum.datanode_on("a", 4 * MIB).await, quorum.client().await);
-    let items = vec![item(b"two", 1000, [1; 16]), item(b"three", 1000, [2; 16])];
+    let items = [item(b"two", 1000, [1; 16]), item(b"three", 1000, [2; 16])];
     for (items, replica_num) in [(vec![items[0].clone()], 2), (vec![items[1].clone()], 3)] {
         let codes = client.put_all(v1::PutStartRequest { items, replica_num, ..Default::default() }, &first).await;
         assert_eq!(codes, [ErrorCode::Ok]);

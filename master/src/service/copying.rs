@@ -75,11 +75,11 @@ impl Told {
             self.replicas.clear();
         }
         self.replicas.extend(reports.iter().map(|report| ReplicaId(report.replica_id)));
-        self.new(service, tenure, node)
+        self.fresh(service, tenure, node)
     }
 
     /// What it was not told yet.
-    pub fn new(&mut self, service: &Service, tenure: &Tenure, node: NodeId) -> Vec<v1::CopyOrder> {
+    pub fn fresh(&mut self, service: &Service, tenure: &Tenure, node: NodeId) -> Vec<v1::CopyOrder> {
         let copies = service.directory().copies_to_node(node, None, COPIES_MAX);
         let open: BTreeSet<ReplicaId> = copies.iter().map(|copy| copy.replica).collect();
         self.replicas.retain(|replica| open.contains(replica));

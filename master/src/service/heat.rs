@@ -50,7 +50,7 @@ impl Heat {
         let before = counted[0].min(counted[1]);
         // The lock is taken as an object becomes hot, and now and then while it is.
         let crosses = before < self.threshold && before.saturating_add(READ) >= self.threshold;
-        if crosses || before >= self.threshold && before / READ % 64 == 0 {
+        if crosses || before >= self.threshold && (before / READ).is_multiple_of(64) {
             let mut hot = self.hot.lock();
             if hot.len() < HOT_MAX {
                 hot.insert(object);

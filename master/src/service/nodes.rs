@@ -272,7 +272,7 @@ impl Conversation {
         if node.incarnation != spoken.incarnation || !self.service.is_confirmed() {
             return None;
         }
-        let copy = spoken.told.new(&self.service, &tenure, spoken.node);
+        let copy = spoken.told.fresh(&self.service, &tenure, spoken.node);
         (!copy.is_empty()).then(|| v1::HeartbeatResponse {
             term: tenure.term,
             sequence: spoken.sequence,
