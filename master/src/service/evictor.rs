@@ -4,8 +4,9 @@
 //! leader's requests, and reaches the standbys as hints outside the log (M8). Both are only noted where they happen,
 //! under a short lock; the policies work them off before they are asked for victims, and every few milliseconds.
 //!
-//! Of lookups the policies hear only so many keys a second and tenant, in whole requests: what is asked for at a higher
-//! rate is asked for again before it could be evicted. Puts are always told, because their order makes chains.
+//! Of lookups the policies hear only so many keys a second and tenant, in whole requests. It is several times as many as
+//! can be put in a second: when more are looked up, most are found, and asked for again and again before they could be
+//! evicted. Puts are always told, because their order makes chains.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -21,7 +22,7 @@ const INBOX_KEYS_MAX: usize = 1 << 17;
 /// Keys of requests kept for the standbys between two rounds of hints; more are dropped.
 const HINT_KEYS_MAX: usize = 1 << 17;
 /// Keys of lookups that are told between two rounds of work.
-const HEARD_KEYS: i64 = 2_048;
+const HEARD_KEYS: i64 = 4_096;
 /// What a tenant that asked for less may have left for a burst.
 const HEARD_KEYS_SAVED_MAX: i64 = 8 * HEARD_KEYS;
 /// Counts of keys to be heard; tenants share them by number.

@@ -47,8 +47,8 @@ pub async fn refill(service: &Arc<Service>, tenure: &Tenure, put_bytes_per_secon
         return Ok(0);
     }
     let bytes = missing.values().sum::<u64>().min(ROUND_BYTES_MAX);
-    let segments = (missing.len() < segments.len()).then_some(&missing);
-    let wanted = Wanted { bytes, limit: ROUND_OBJECTS_MAX, segments, ..Wanted::default() };
+    // Each segment gets back what it lacks, so that all are equally full.
+    let wanted = Wanted { bytes, limit: ROUND_OBJECTS_MAX, segments: Some(&missing), ..Wanted::default() };
     room::evict(service, tenure, &wanted, "reserve").await
 }
 

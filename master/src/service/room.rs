@@ -143,7 +143,11 @@ fn admit(
     by_segment: &mut BTreeMap<SegmentId, u64>,
 ) -> Answer {
     let Some(segments) = wanted.segments else { return mark(service, tenure, victim.object, wanted.urgent, marks) };
-    if !victim.replicas.iter().any(|(_, segment, _)| segments.contains_key(segment)) {
+    let still_needs = |segment| {
+        let need = segments.get(segment).copied().unwrap_or(0);
+        by_segment.get(segment).copied().unwrap_or(0) < need
+    };
+    if !victim.replicas.iter().any(|(_, segment, _)| still_needs(segment)) {
         return Answer::Skip;
     }
     let answer = mark(service, tenure, victim.object, wanted.urgent, marks);
