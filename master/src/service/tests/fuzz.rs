@@ -118,7 +118,6 @@ const EXPECTED: &[&str] = &[
     "mount OK",
     "mount SEGMENT_ALREADY_EXISTS",
     "pin OBJECT_NOT_FOUND",
-    "pin OK",
     "put_end ALREADY_ENDED",
     "put_end CAPABILITY_REFUSED",
     "put_end GRANT_LOST",

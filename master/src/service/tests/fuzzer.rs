@@ -395,7 +395,9 @@ impl<'r> Fuzzer<'r> {
     async fn pin_or_clear(&mut self) {
         if self.chance(50) {
             let ttl_ms = [0, 0, 9, u32::MAX][self.random.random_range(0..4)];
-            let request = v1::PinRequest { keys: self.keys(), action: self.random.random_range(0..4), ttl_ms };
+            let one = keys(&[self.key()]);
+            let keys = if self.chance(60) { one } else { self.keys() };
+            let request = v1::PinRequest { keys, action: self.random.random_range(0..4), ttl_ms };
             if let Some(Answer::Pin(answer)) = self.ask("pin", Ask::Pin(request)).await {
                 self.note_items("pin", &answer.errors);
             }
