@@ -286,8 +286,7 @@ fn retired_replicas_come_and_go_while_they_are_walked() {
     assert!(world.directory.audit_progress().passes > 100);
 }
 
-/// Free extents are taken and given on both sides of where the pass is. Fails when the bytes of what was walked are not
-/// kept up (tried).
+/// Free extents are taken and given on both sides of where the pass is.
 #[test]
 fn free_extents_come_and_go_while_they_are_walked() {
     let (mut world, _, session) = World::with_nodes(1, 1 << 16);
