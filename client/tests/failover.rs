@@ -178,7 +178,7 @@ async fn a_remove_is_not_repeated_in_another_session() {
     client.remove("k", RemoveMode::RespectLease, None).await.unwrap();
 }
 
-/// W8: so is a clear of replicas. Fails when it is sent without a number (tried), or in another session.
+/// W8: so is a clear of replicas. Its number says which request it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_clear_of_replicas_is_repeated_and_executed_once() {
     for lost_session in [false, true] {

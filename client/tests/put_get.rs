@@ -41,7 +41,7 @@ async fn case_053_every_size_comes_back_byte_exact() {
 }
 
 /// A hot object is read from all of its replicas, also when batches are of a fixed size. Fails when the replica is
-/// chosen by the object (was so), or by a plain count (tried).
+/// chosen by the object alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_of_one_object_are_spread_over_its_replicas() {
     let cluster = FakeCluster::start(1, 2);

@@ -60,7 +60,7 @@ fn a_first_put_a_retry_and_a_takeover_pass_the_limit() {
     world.start(session, "one", LENGTH);
 }
 
-/// Fails without the check, and when the old value of an upsert, or another tenant's pins, do not count (tried).
+/// Fails without the check, and when the old value of an upsert does not count (tried).
 #[test]
 fn what_is_pinned_for_good_without_a_quota_fills_only_a_part_of_the_pool() {
     let (mut world, _, session) = World::with_nodes(1, 10 * extent_bytes(LENGTH));
