@@ -6,9 +6,7 @@ use super::outcome::Answered;
 use super::sessions::Session;
 use super::space::Segment;
 use super::tenants::Tenant;
-use super::view::{
-    Change, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView,
-};
+use super::view::{Change, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView};
 use super::{ConfigState, Directory};
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 

@@ -4,8 +4,8 @@ use super::{Applied, Apply, Charge, Sign, check_count, invalid};
 use crate::directory::free_space::FreeSpace;
 use crate::directory::groups::GroupName;
 use crate::directory::limits::{
-    ADDRESS_BYTES_MAX, HOST_ID_BYTES_MAX, NODES_MAX, POOL_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_NAME_BYTES_MAX, SEGMENTS_PER_NODE_MAX,
-    SESSIONS_MAX,
+    ADDRESS_BYTES_MAX, HOST_ID_BYTES_MAX, NODES_MAX, POOL_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENT_NAME_BYTES_MAX,
+    SEGMENTS_PER_NODE_MAX, SESSIONS_MAX,
 };
 use crate::directory::nodes::{EARLIER_PROCESSES_MAX, Node};
 use crate::directory::objects::{Record, SegmentSlot};

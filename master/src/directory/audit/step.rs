@@ -364,7 +364,9 @@ fn differences(core: &Core, shards: &Shards, topology: &RwLock<Topology>, kind: 
             let seen = [books.degraded, books.extra].map(|count| count as usize);
             let seen = (held, books.processing as usize, seen, books.unclean as usize);
             require(known == seen && books.records as usize == held, &|| {
-                format!("the lists of (all, open, degraded and with extras, unfenced) have {known:?} entries; there are {seen:?}")
+                format!(
+                    "the lists of (all, open, degraded and with extras, unfenced) have {known:?} entries; there are {seen:?}"
+                )
             });
             require(core.space.indexes_agree(), &|| "segments by their largest extent are wrong".to_owned());
             require(core.copies.indexes_agree(), &|| "copies by object, task or node are wrong".to_owned());

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::Serializer;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes};
@@ -76,12 +76,17 @@ fn row<'a>(record: &'a Record, references: &'a References) -> ObjectRow<'a> {
 
 /// Names of groups, shared by their members in all shards.
 #[derive(Default)]
-pub(super) struct GroupNames(Mutex<BTreeMap<(TenantId, Arc<[u8]>), ()>>);
+pub(super) struct GroupNames(Mutex<BTreeSet<GroupName>>);
 
 impl GroupNames {
     fn shared(&self, tenant: TenantId, name: &[u8]) -> Arc<[u8]> {
-        let name: Arc<[u8]> = name.into();
-        self.0.lock().entry((tenant, name)).insert_entry(()).key().1.clone()
+        let name: GroupName = (tenant, name.into());
+        let mut names = self.0.lock();
+        if let Some((_, shared)) = names.get(&name) {
+            return shared.clone();
+        }
+        names.insert(name.clone());
+        name.1
     }
 }
 

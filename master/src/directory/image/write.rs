@@ -246,7 +246,7 @@ fn tasks(core: &Core) -> Vec<u8> {
                 created: task.created.0,
                 ended: task.ended.0,
                 done: task.done,
-            done_bytes: task.done_bytes,
+                done_bytes: task.done_bytes,
                 left: task.left,
                 message: &task.message,
             })

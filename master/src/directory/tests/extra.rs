@@ -145,8 +145,8 @@ fn clear(session: SessionId, sequence: u64, floor: u64, object: ObjectId, replic
     Op::ClearReplicas(ClearReplicas { session, turn: Turn { sequence, floor }, object, replicas: replicas.into() })
 }
 
-/// W8: the key names another object by the time the duplicate comes. Fails when the recorded answer is not looked up, or
-/// not recorded (tried).
+/// W8: the key names another object by the time the duplicate comes. Fails when the recorded answer is not looked up
+/// (tried).
 #[test]
 fn a_late_duplicate_of_a_clear_gets_the_first_answer_and_clears_nothing() {
     let (mut world, _, session) = World::with_nodes(3, 1 << 16);
