@@ -56,8 +56,13 @@ async fn a_hot_object_keeps_its_extra_replica_through_a_failover_and_loses_it_wh
     assert_space_adds_up(&pool.cluster.leader_status(WITHIN).await.unwrap());
 }
 
-/// Asks a master's HTTP port.
+/// Asks a master's HTTP port, for JSON.
 fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let (status, body) = ask(address, method, path, body);
+    (status, serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}")))
+}
+
+fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect("the HTTP port answers");
     stream.set_read_timeout(Some(WITHIN)).expect("timeout");
     let length = body.len();
@@ -68,8 +73,7 @@ fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Valu
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("answer");
     let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
-    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}")))
+    (status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
 }
 
 /// Any master takes a drain job, and answers for it; the same token is the same job.
@@ -81,6 +85,11 @@ async fn drain_jobs_are_asked_for_at_any_master() {
     let status = pool.cluster.leader_status(WITHIN).await.unwrap();
     let segment = &status.segments[0];
     let masters: Vec<SocketAddr> = pool.cluster.masters.iter().map(|master| master.http).collect();
+    for &master in &masters {
+        // A pool serves as soon as a majority does.
+        wait_for("the role to be up", async || (ask(master, "GET", "/api/v1/drain_jobs", "").0 == 200).then_some(()))
+            .await;
+    }
     let body = format!(
         r#"{{"segments": ["{}"], "max_concurrency": 8, "token": "00112233445566778899aabbccddeeff"}}"#,
         segment.segment_id

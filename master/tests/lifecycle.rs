@@ -37,7 +37,7 @@ async fn fill(client: &mut Client, node: &Datanode, name: &str, numbers: std::op
 /// User report 35: model weights went with everything else.
 #[tokio::test]
 async fn case_035_what_is_pinned_for_good_is_never_evicted_and_a_pool_of_it_refuses_puts_in_time() {
-    let quorum = Quorum::start(|_| {}).await;
+    let quorum = Quorum::start(|options| options.hard_pinned_percent_max = 100).await;
     let (node, mut client) = (quorum.datanode(8 * MIB).await, quorum.client().await);
     let weights = keys("weight", 0..12);
     let pinned = v1::PutStartRequest { hard_pin: true, ..batch(&weights, 200_000) };
@@ -141,7 +141,7 @@ async fn stat(client: &mut Client, key: &[u8]) -> v1::ObjectStat {
 /// User report 45: rejected keys left holes in a batch.
 #[tokio::test]
 async fn case_045_a_batch_that_finds_no_room_stores_a_prefix_and_says_so_per_key() {
-    let quorum = Quorum::start(|_| {}).await;
+    let quorum = Quorum::start(|options| options.hard_pinned_percent_max = 100).await;
     let (node, mut client) = (quorum.datanode(8 * MIB).await, quorum.client().await);
     let weights = v1::PutStartRequest { hard_pin: true, ..batch(&keys("w", 0..16), 200_000) };
     assert_eq!(client.put_all(weights, &node).await, [ErrorCode::Ok; 16]);

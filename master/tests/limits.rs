@@ -90,8 +90,10 @@ async fn a_batch_that_meets_a_limit_is_granted_a_prefix() {
     let codes = client.put_all(v1::PutStartRequest { items, hard_pin: true, ..Default::default() }, &node).await;
     let stored = codes.iter().take_while(|code| **code == ErrorCode::Ok).count();
     assert!((38..=42).contains(&stored), "{codes:?}");
-    assert_eq!(codes[stored], ErrorCode::HardPinLimit);
-    assert_eq!(codes[stored + 1..], vec![ErrorCode::NoSpace; 59 - stored]);
+    let limited = codes[stored..].iter().take_while(|code| **code == ErrorCode::HardPinLimit).count();
+    assert!(limited > 0, "{codes:?}");
+    // What is behind waits for nothing: it is told to come again.
+    assert_eq!(codes[stored + limited..], vec![ErrorCode::NoSpace; 60 - stored - limited]);
 }
 
 fn keys(count: usize) -> Option<v1::Keys> {

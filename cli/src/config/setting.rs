@@ -283,7 +283,7 @@ pub static SETTINGS: &[Setting] = &[
         "hard_pinned_percent_max",
         Kind::Integer(0, 100),
         "90",
-        "share of the pool that tenants without a quota of bytes may pin for good; more such puts are refused; replicated",
+        "share of the pool that tenants without a quota of bytes may pin for good; more such puts are refused; 100: no limit; replicated",
     ),
     setting(
         Section::Master,

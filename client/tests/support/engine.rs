@@ -133,10 +133,10 @@ impl Engine for FakeEngine {
                     }
                     _ => {}
                 }
-                if stored.len() as u64 != item.access.length {
-                    return Err(Error::new(ErrorCode::OutOfBounds, "another length"));
+                if (stored.len() as u64) < item.access.offset + item.access.length {
+                    return Err(Error::new(ErrorCode::OutOfBounds, "beyond what is stored"));
                 }
-                let mut at = 0;
+                let mut at = item.access.offset as usize;
                 for part in &mut item.into {
                     let len = part.len();
                     part.as_mut_slice().copy_from_slice(&stored[at..at + len]);

@@ -143,12 +143,13 @@ impl Core {
     /// the pool.
     pub(super) fn hard_pin_room(&self, tenant: TenantId) -> u64 {
         let has_quota = |tenant: &Tenant| tenant.quota.bytes != 0;
-        if self.tenants.get(tenant).is_some_and(has_quota) {
+        let percent = self.config.config.hard_pinned_percent_max;
+        if percent >= 100 || self.tenants.get(tenant).is_some_and(has_quota) {
             return u64::MAX;
         }
         let without = self.tenants.iter().filter(|(_, tenant)| !has_quota(tenant));
         let pinned = without.fold(0u64, |sum, (_, tenant)| sum.saturating_add(tenant.hard_pinned_bytes));
-        let share = u128::from(self.space.capacity()) * u128::from(self.config.config.hard_pinned_percent_max) / 100;
+        let share = u128::from(self.space.capacity()) * u128::from(percent) / 100;
         u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(pinned)
     }
 

@@ -77,7 +77,7 @@ pub struct Config {
     pub objects_max: u64,
     /// Bytes that one client may have granted and not ended in any pool, however small (L5).
     pub granted_bytes_min: u64,
-    /// Share of the pool that may be pinned for good by tenants without a quota of bytes, in percent.
+    /// Share of the pool that may be pinned for good by tenants without a quota of bytes, in percent; 100: no limit.
     pub hard_pinned_percent_max: u64,
     /// How segments are drawn for puts.
     pub strategy: Strategy,

@@ -58,7 +58,7 @@ pub struct MasterOptions {
     pub heal_bytes_per_second: u64,
     /// Bytes that one client may have granted and not ended in any pool, however small (L5). Replicated.
     pub granted_bytes_min: u64,
-    /// Share of the pool that may be pinned for good by tenants without a quota of bytes, in percent. Replicated.
+    /// Share of the pool that may be pinned for good by tenants without a quota of bytes, in percent; 100: no limit. Replicated.
     pub hard_pinned_percent_max: u64,
     /// How often the leader has every master audit one more shard; zero: never.
     pub audit_interval: Duration,

@@ -139,15 +139,16 @@ impl Model {
         }
         let has_quota = |tenant| self.tenants[&tenant].1.bytes > 0;
         let pins = put.hard_pin || old.is_some_and(|old| old.hard_pin);
-        if pins && !has_quota(put.tenant) {
-            let stays = |o: &&Object| o.hard_pin && !has_quota(o.tenant) && old.is_none_or(|old| old.id != o.id);
-            let pinned: u64 = self.objects.iter().filter(stays).map(Object::all_bytes).sum();
-            // What is above the limit already does not count against what is replaced.
-            let whole: u64 = pinned + old.filter(|old| old.hard_pin).map_or(0, Object::all_bytes);
+        if pins && !has_quota(put.tenant) && self.hard_pinned_percent_max < 100 {
+            let goes = |o: &&Object| Some(o.id) == preempted || old.is_some_and(|old| old.id == o.id);
+            let pins = |o: &&Object| o.hard_pin && !has_quota(o.tenant);
+            let pinned: u64 = self.objects.iter().filter(|o| pins(o) && !goes(o)).map(Object::all_bytes).sum();
+            // What is above the limit already does not count against what is replaced or preempted.
+            let whole: u64 = self.objects.iter().filter(pins).map(Object::all_bytes).sum();
             let limit = capacity * self.hard_pinned_percent_max / 100;
             if need > limit.saturating_sub(whole) + (whole - pinned) {
                 self.events.insert("no more is pinned for good");
-                return Err(ErrorCode::NoSpace);
+                return Err(ErrorCode::HardPinLimit);
             }
         }
         Ok(())
