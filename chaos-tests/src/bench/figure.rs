@@ -34,8 +34,14 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-fn three_digits(x: f64) -> f64 {
-    if x.abs() >= 1000.0 { x.round() } else { (x * 1000.0).round() / 1000.0 }
+/// Rounded to what means something: whole numbers from a thousand on, four digits of what is small.
+fn digits(x: f64) -> f64 {
+    let digits = |scale: f64| (x * scale).round() / scale;
+    match x.abs() {
+        big if big >= 1000.0 => x.round(),
+        middle if middle >= 0.1 => digits(1e4),
+        _ => digits(1e6),
+    }
 }
 
 #[derive(Serialize)]
@@ -62,12 +68,12 @@ impl Figure {
             suite: self.suite,
             case: &self.case,
             runs: self.runs.len(),
-            median: three_digits(middle),
-            min: three_digits(self.runs.iter().copied().fold(f64::INFINITY, f64::min)),
-            max: three_digits(self.runs.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+            median: digits(middle),
+            min: digits(self.runs.iter().copied().fold(f64::INFINITY, f64::min)),
+            max: digits(self.runs.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
             unit: self.unit,
-            ceiling: ceiling.map(three_digits),
-            ratio_to_ceiling: ceiling.filter(|c| *c > 0.0).map(|c| three_digits(middle / c)),
+            ceiling: ceiling.map(digits),
+            ratio_to_ceiling: ceiling.filter(|c| *c > 0.0).map(|c| digits(middle / c)),
             load1: load1(),
             extra: self.extra.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
         }
