@@ -412,6 +412,44 @@ async fn a_pool_that_fills_up_takes_extra_replicas_back_first() {
     obedient.abort();
 }
 
+/// Limits what the default tenant may hold; 0: nothing is limited.
+async fn set_quota(quorum: &Quorum, quota_bytes: u64) {
+    let tenant = v1::SetTenantRequest { name: "default".into(), quota_bytes, ..Default::default() };
+    assert_eq!(admin(quorum).await.set_tenant(tenant).await.expect("set").into_inner().error, None);
+}
+
+/// A tenant's extra replicas count against its quota: near it none is made, and those that are there go, however hot.
+#[tokio::test]
+async fn extra_replicas_keep_clear_of_the_quota() {
+    let quorum = Quorum::start(|options| dynamic(options, DynamicReplication::Enforce)).await;
+    let (first, mut client) = (quorum.datanode_on("a", 8 * MIB).await, quorum.client().await);
+    client.put(b"hot", MIB, &first).await;
+    let second = quorum.datanode_on("b", 8 * MIB).await;
+    let obedient = obedient(&second).await;
+    set_quota(&quorum, 2 * MIB + MIB / 16).await;
+    until("it is hot", || async {
+        read(&mut quorum.client().await, b"hot", 40).await;
+        hot(&quorum).await.objects.len() == 1
+    })
+    .await;
+    for _ in 0..20 {
+        read(&mut client, b"hot", 40).await;
+        assert_eq!(holders(&mut client, b"hot").await.len(), 1, "a replica more would fill the quota");
+        tokio::time::sleep(WINDOW / 4).await;
+    }
+    for (quota, replicas) in [(0, 2), (2 * MIB + MIB / 16, 1)] {
+        set_quota(&quorum, quota).await;
+        until("the replicas follow the quota", || async {
+            let mut client = quorum.client().await;
+            read(&mut client, b"hot", 40).await;
+            holders(&mut client, b"hot").await.len() == replicas
+        })
+        .await;
+    }
+    assert!(hot(&quorum).await.objects.iter().any(|o| o.key == b"hot"[..]), "it is as hot as before");
+    obedient.abort();
+}
+
 /// Objects evicted, for whatever reason.
 fn evicted(quorum: &Quorum) -> u64 {
     let families = quorum.master.metrics().gather();
