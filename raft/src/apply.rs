@@ -4,17 +4,17 @@
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures::{Stream, StreamExt};
 use openraft::OptionalSend;
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::failure::{Failure, FatalError};
 use crate::host::Host;
-use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine};
+use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine, Unsound};
 use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
 use crate::types::{EntryPayload, LogId, Membership, SnapshotMeta, StoredMembership, term_of};
 
@@ -38,6 +38,12 @@ pub(crate) struct Applied<M> {
     pub(crate) bytes_since_snapshot: AtomicU64,
     pub(crate) entries_since_snapshot: AtomicU64,
     pub(crate) entries_applied: AtomicU64,
+    /// Set once consensus runs: from then on whoever asks for a snapshot wants to send it.
+    pub(crate) is_started: AtomicBool,
+    /// Last index at which a majority vouched for the own state.
+    pub(crate) vouched: AtomicU64,
+    /// What was found wrong with the own state when it was to be written, and at which index.
+    pub(crate) unsound: watch::Sender<Option<(u64, String)>>,
 }
 
 #[derive(Clone, Default)]
@@ -91,6 +97,9 @@ impl<M: StateMachine> Applied<M> {
             bytes_since_snapshot: AtomicU64::new(0),
             entries_since_snapshot: AtomicU64::new(0),
             entries_applied: AtomicU64::new(0),
+            is_started: AtomicBool::new(false),
+            vouched: AtomicU64::new(0),
+            unsound: watch::Sender::new(None),
         })
     }
 
@@ -144,7 +153,7 @@ impl<M: StateMachine> Applied<M> {
 
     /// Makes `file` the current snapshot and the machine's state. Blocks on the disk.
     fn install(&self, file: SnapshotFile) -> Result<(), io::Error> {
-        let file = self.snapshots.publish(file).map_err(|e| self.storage_failed(e))?;
+        let file = self.snapshots.adopt(file).map_err(|e| self.storage_failed(e))?;
         let meta = file.meta();
         if let Some(id) = &meta.last_log_id {
             let at = position(id);
@@ -213,7 +222,11 @@ where
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        Ok(self.shared.snapshots.current().map(as_openraft))
+        let snapshots = &self.shared.snapshots;
+        // At the start the newest is what the own state begins with; what is sent must be agreed.
+        let started = self.shared.is_started.load(Ordering::Acquire);
+        let file = if started { snapshots.to_send() } else { snapshots.current() };
+        Ok(file.map(as_openraft))
     }
 }
 
@@ -257,6 +270,12 @@ where
                 let installed = self.shared.snapshots.current().ok_or(source)?;
                 tracing::info!(path = %installed.path().display(), "snapshot given up for one that was installed");
                 return Ok(as_openraft(installed));
+            }
+            Err(SnapshotError::Io { source, .. }) if Unsound::cause(&source).is_some() => {
+                let index = self.meta.last_log_id.map_or(0, |id| id.index);
+                self.shared.unsound.send_replace(Some((index, source.to_string())));
+                // The node starts over; until then it writes no snapshot.
+                return std::future::pending().await;
             }
             Err(error) => return Err(self.shared.storage_failed(error)),
         };

@@ -58,10 +58,29 @@ impl From<Replaced> for io::Error {
     }
 }
 
+/// A frozen state is not what it was known to be: its records do not sum up to the digest that was kept of them (M2). Nothing
+/// of it may be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsound(pub String);
+
+impl Unsound {
+    /// What does not fit, if this is why a write failed.
+    pub fn cause(error: &io::Error) -> Option<&Unsound> {
+        error.get_ref().and_then(|cause| cause.downcast_ref())
+    }
+}
+
+impl From<Unsound> for io::Error {
+    fn from(unsound: Unsound) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, unsound)
+    }
+}
+
 /// The whole state at one position, detached from the machine.
 pub trait Frozen: Send {
     /// Writes it out. Runs on its own thread while the machine goes on. Fails with [`Replaced`] when the machine took in
-    /// another state meanwhile.
+    /// another state meanwhile, and with [`Unsound`] when the state is not what it was known to be.
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()>;
 }
 

@@ -10,7 +10,7 @@ use crate::codec;
 use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::log::{Disk, RocksDisk, Write, recover};
 use crate::open::OpenError;
-use crate::options::Member;
+use crate::options::{Agreement, Member};
 use crate::snapshot::SnapshotStore;
 use crate::types::{self, Entry, EntryPayload, LogId, Membership, Vote, log_id, retired_of, term_of};
 
@@ -63,7 +63,8 @@ impl LastOne {
         let disk = RocksDisk::open(&path)?;
         let report = recover(&disk, &path)?;
         let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
-        let snapshots = SnapshotStore::open(&data_dir.join("snapshots")).map_err(OpenError::storage)?;
+        let snapshots =
+            SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;
         let snapshot = snapshots.current().map(|file| file.meta().clone());
         let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
         if report.purged > covered {
