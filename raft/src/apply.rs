@@ -3,6 +3,7 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,6 +16,7 @@ use tokio::sync::{Notify, watch};
 use crate::failure::{Failure, FatalError};
 use crate::host::Host;
 use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine, Unsound};
+use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
 use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
 use crate::types::{EntryPayload, LogId, Membership, SnapshotMeta, StoredMembership, term_of};
 
@@ -32,6 +34,8 @@ pub(crate) struct Applied<M> {
     pub(crate) machine: Arc<M>,
     pub(crate) snapshots: SnapshotStore,
     failure: Arc<Failure>,
+    data_dir: PathBuf,
+    skips: Skips,
     covered: Mutex<Covered>,
     pub(crate) progress: Arc<Progress>,
     /// Payload bytes and entries applied since the current snapshot: what a restart would have to replay.
@@ -87,11 +91,18 @@ fn position(id: &LogId) -> LogPosition {
 }
 
 impl<M: StateMachine> Applied<M> {
-    pub(crate) fn new(machine: Arc<M>, snapshots: SnapshotStore, failure: Arc<Failure>) -> Arc<Applied<M>> {
+    pub(crate) fn new(
+        machine: Arc<M>,
+        snapshots: SnapshotStore,
+        failure: Arc<Failure>,
+        (data_dir, skips): (PathBuf, Skips),
+    ) -> Arc<Applied<M>> {
         Arc::new(Applied {
             machine,
             snapshots,
             failure,
+            data_dir,
+            skips,
             covered: Mutex::default(),
             progress: Arc::default(),
             bytes_since_snapshot: AtomicU64::new(0),
@@ -108,7 +119,7 @@ impl<M: StateMachine> Applied<M> {
         let outcome = match payload {
             EntryPayload::Normal(payload) => {
                 self.bytes_since_snapshot.fetch_add(payload.0.len() as u64, Ordering::Relaxed);
-                Some(self.machine.apply(at, &payload.0).map_err(|error| self.machine_failed(at, error))?)
+                Some(self.apply_payload(at, &payload.0).map_err(|error| self.op_failed(at, &payload.0, error))?)
             }
             EntryPayload::Blank | EntryPayload::Membership(_) => {
                 self.machine.skip(at);
@@ -125,13 +136,38 @@ impl<M: StateMachine> Applied<M> {
         Ok(outcome)
     }
 
+    fn apply_payload(&self, at: LogPosition, payload: &[u8]) -> Result<M::Outcome, MachineError> {
+        let skipped = self.skips.of(at, payload)?;
+        if skipped.is_empty() {
+            return self.machine.apply(at, payload);
+        }
+        tracing::warn!(index = at.index, ?skipped, "ops are left out, as operators had it recorded");
+        self.machine.apply_skipping(at, payload, &skipped)
+    }
+
+    /// Writes down at which op the machine stopped, and how operators go on from there (M1).
+    fn op_failed(&self, at: LogPosition, payload: &[u8], error: MachineError) -> io::Error {
+        let Some(ordinal) = error.ordinal else { return self.machine_failed(at, error) };
+        let (place, hash) = (OpPlace { index: at.index, ordinal }, PayloadHash::of(payload));
+        let stopped = StoppedAt { place, hash, message: error.message.clone() };
+        if let Err(error) = stopped.write(&self.data_dir) {
+            tracing::error!(%error, "where this member stopped could not be written down");
+        }
+        let message = format!(
+            "{}; every member stops there. Upgrade, or have the op left out on a majority of the stopped members: \
+             tidepool member recover --skip {place} --hash {hash}",
+            error.message
+        );
+        self.machine_failed(at, MachineError { message, ..error })
+    }
+
     fn publish_position(&self) {
         let last = self.covered.lock().last.as_ref().map(position);
         self.progress.set(last);
     }
 
     fn machine_failed(&self, at: LogPosition, error: MachineError) -> io::Error {
-        self.failure.report(FatalError::Machine { at, message: error.0.clone() });
+        self.failure.report(FatalError::Machine { at, message: error.message.clone() });
         io::Error::other(error)
     }
 

@@ -42,6 +42,7 @@ mod retired;
 mod roll_call;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+mod skips;
 pub mod snapshot;
 mod status;
 mod tokio_node;
@@ -64,7 +65,8 @@ pub use options::{Agreement, Member, Options};
 pub use propose::{Applied, ProposeError};
 pub use read::ReadError;
 #[cfg(feature = "rocksdb")]
-pub use recover::{Facts, LastOne};
+pub use recover::{Facts, LastOne, skip};
+pub use skips::{OpPlace, PayloadHash, StoppedAt};
 pub use status::{MemberStatus, NodeStatus};
 pub use tokio_node::{Node, NodeService};
 pub use transfer::TransferError;

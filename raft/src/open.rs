@@ -23,6 +23,7 @@ use crate::network::Network;
 use crate::node::{Parts, RaftNode};
 use crate::options::Options;
 use crate::peer::Peers;
+use crate::skips::Skips;
 use crate::snapshot::{Pace, SnapshotStore};
 
 /// Why a member does not start: code and message say what to do.
@@ -103,11 +104,12 @@ where
     let (dir, node_id, store_id) = (options.data_dir.clone(), options.node_id, log.store.store_id());
     let new_directory = log.report.is_pristine();
     let agreement = options.agreement;
-    let (identity, snapshots, starts_over) = C::blocking(move || {
+    let (identity, snapshots, starts_over, skips) = C::blocking(move || {
         let identity = IdentityStore::open(&dir, node_id, store_id, new_directory)?;
         let snapshots = SnapshotStore::open(&dir.join("snapshots"), agreement).map_err(OpenError::storage)?;
         let starts_over = divergence::begin_anew(&dir, &snapshots, C::wall_clock())?;
-        Ok::<_, OpenError>((Arc::new(identity), snapshots, starts_over))
+        let skips = Skips::read(&dir).map_err(OpenError::storage)?;
+        Ok::<_, OpenError>((Arc::new(identity), snapshots, starts_over, (dir, skips)))
     })
     .await
     .map_err(OpenError::storage)??;
@@ -122,7 +124,7 @@ where
     let metrics = NodeMetrics::new(log.registry).map_err(|e| OpenError::corrupt(format!("metrics: {e}")))?;
     let used = !log.report.is_pristine() || snapshots.current().is_some();
     let fence = Arc::new(StartupFence::new(options.election, used, options.fence));
-    let applied = Applied::new(machine, snapshots, log.failure.clone());
+    let applied = Applied::new(machine, snapshots, log.failure.clone(), skips);
     let network = network(identity.clone());
     let config = options.election.openraft_config().validate();
     let config = Arc::new(config.map_err(|e| OpenError(Error::new(ErrorCode::InvalidParams, e.to_string())))?);

@@ -24,8 +24,11 @@ const PROGRESS: &str = "incoming.progress";
 const PROGRESS_NEW: &str = "incoming.progress.tmp";
 const MAGIC: &[u8; 8] = b"TPPART01";
 const FIXED: usize = 8 + 8 + 4 + 8 + 4;
-/// Bytes that may arrive before they are synced and their progress is written down: what a power cut costs at most.
-const SYNC_BYTES: u64 = 16 << 20;
+/// Bytes that may arrive before they are synced and their progress is written down: what a crash costs at most. Less for
+/// short snapshots.
+const SYNC_BYTES_MAX: u64 = 16 << 20;
+const SYNC_BYTES_MIN: u64 = 64 << 10;
+const SYNCS: u64 = 16;
 /// A progress record is this long at most; the membership in its meta is bounded by the codec.
 const PROGRESS_BYTES_MAX: u64 = 2 << 20;
 
@@ -145,7 +148,8 @@ impl Partial {
         self.file.write_all_at(data, self.received).map_err(failed(&self.dir))?;
         self.received += data.len() as u64;
         self.running = crc32c::crc32c_append(self.running, data);
-        if self.received - self.synced >= SYNC_BYTES {
+        let sync_bytes = (self.wanted.length / SYNCS).clamp(SYNC_BYTES_MIN, SYNC_BYTES_MAX);
+        if self.received - self.synced >= sync_bytes {
             self.sync()?;
         }
         Ok(())
