@@ -143,6 +143,9 @@ error_codes! {
     StorageCorrupt = 80, "STORAGE_CORRUPT", -1, fatal;
     /// A write or fsync failed; the process ends.
     StorageFailed = 81, "STORAGE_FAILED", -1503, fatal;
+    /// The masters hold different states at one log index: the one in the minority starts over from what they agree on, and without
+    /// a majority nothing is written.
+    StateDiverged = 82, "STATE_DIVERGED", -900, retry;
 }
 
 /// An error with its facts: code, and a message that names key, node, limit and remedy.

@@ -3,8 +3,9 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures::{Stream, StreamExt};
 use openraft::OptionalSend;
@@ -12,11 +13,12 @@ use openraft::async_runtime::{AsyncRuntime, Instant};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use parking_lot::Mutex;
 use prometheus::HistogramVec;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::failure::{Failure, FatalError};
 use crate::host::Host;
-use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine};
+use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine, Unsound};
+use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
 use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
 use crate::types::{EntryPayload, LogId, Membership, SnapshotMeta, StoredMembership, term_of};
 
@@ -34,6 +36,8 @@ pub(crate) struct Applied<M> {
     pub(crate) machine: Arc<M>,
     pub(crate) snapshots: SnapshotStore,
     failure: Arc<Failure>,
+    data_dir: PathBuf,
+    skips: Skips,
     covered: Mutex<Covered>,
     pub(crate) progress: Arc<Progress>,
     /// Payload bytes and entries applied since the current snapshot: what a restart would have to replay.
@@ -42,6 +46,12 @@ pub(crate) struct Applied<M> {
     pub(crate) entries_applied: AtomicU64,
     /// Seconds that one step held the apply loop, by step.
     held: HistogramVec,
+    /// Set once consensus runs: from then on whoever asks for a snapshot wants to send it.
+    pub(crate) is_started: AtomicBool,
+    /// Last index at which a majority vouched for the own state.
+    pub(crate) vouched: AtomicU64,
+    /// What was found wrong with the own state when it was to be written, and at which index.
+    pub(crate) unsound: watch::Sender<Option<(u64, String)>>,
 }
 
 #[derive(Clone, Default)]
@@ -90,17 +100,23 @@ impl<M: StateMachine> Applied<M> {
         snapshots: SnapshotStore,
         failure: Arc<Failure>,
         held: HistogramVec,
+        (data_dir, skips): (PathBuf, Skips),
     ) -> Arc<Applied<M>> {
         Arc::new(Applied {
             machine,
             snapshots,
             failure,
+            data_dir,
+            skips,
             covered: Mutex::default(),
             progress: Arc::default(),
             bytes_since_snapshot: AtomicU64::new(0),
             entries_since_snapshot: AtomicU64::new(0),
             entries_applied: AtomicU64::new(0),
             held,
+            is_started: AtomicBool::new(false),
+            vouched: AtomicU64::new(0),
+            unsound: watch::Sender::new(None),
         })
     }
 
@@ -118,7 +134,7 @@ impl<M: StateMachine> Applied<M> {
         let outcome = match payload {
             EntryPayload::Normal(payload) => {
                 self.bytes_since_snapshot.fetch_add(payload.0.len() as u64, Ordering::Relaxed);
-                Some(self.machine.apply(at, &payload.0).map_err(|error| self.machine_failed(at, error))?)
+                Some(self.apply_payload(at, &payload.0).map_err(|error| self.op_failed(at, &payload.0, error))?)
             }
             EntryPayload::Blank | EntryPayload::Membership(_) => {
                 self.machine.skip(at);
@@ -135,13 +151,38 @@ impl<M: StateMachine> Applied<M> {
         Ok(outcome)
     }
 
+    fn apply_payload(&self, at: LogPosition, payload: &[u8]) -> Result<M::Outcome, MachineError> {
+        let skipped = self.skips.of(at, payload)?;
+        if skipped.is_empty() {
+            return self.machine.apply(at, payload);
+        }
+        tracing::warn!(index = at.index, ?skipped, "ops are left out, as operators had it recorded");
+        self.machine.apply_skipping(at, payload, &skipped)
+    }
+
+    /// Writes down at which op the machine stopped, and how operators go on from there (M1).
+    fn op_failed(&self, at: LogPosition, payload: &[u8], error: MachineError) -> io::Error {
+        let Some(ordinal) = error.ordinal else { return self.machine_failed(at, error) };
+        let (place, hash) = (OpPlace { index: at.index, ordinal }, PayloadHash::of(payload));
+        let stopped = StoppedAt { place, hash, message: error.message.clone() };
+        if let Err(error) = stopped.write(&self.data_dir) {
+            tracing::error!(%error, "where this member stopped could not be written down");
+        }
+        let message = format!(
+            "{}; every member stops there. Upgrade, or have the op left out on a majority of the stopped members: \
+             tidepool member recover --skip {place} --hash {hash}",
+            error.message
+        );
+        self.machine_failed(at, MachineError { message, ..error })
+    }
+
     fn publish_position(&self) {
         let last = self.covered.lock().last.as_ref().map(position);
         self.progress.set(last);
     }
 
     fn machine_failed(&self, at: LogPosition, error: MachineError) -> io::Error {
-        self.failure.report(FatalError::Machine { at, message: error.0.clone() });
+        self.failure.report(FatalError::Machine { at, message: error.message.clone() });
         io::Error::other(error)
     }
 
@@ -163,7 +204,7 @@ impl<M: StateMachine> Applied<M> {
 
     /// Makes `file` the current snapshot and the machine's state. Blocks on the disk.
     fn install(&self, file: SnapshotFile) -> Result<(), io::Error> {
-        let file = self.snapshots.publish(file).map_err(|e| self.storage_failed(e))?;
+        let file = self.snapshots.adopt(file).map_err(|e| self.storage_failed(e))?;
         let meta = file.meta();
         if let Some(id) = &meta.last_log_id {
             let at = position(id);
@@ -232,7 +273,11 @@ where
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        Ok(self.shared.snapshots.current().map(as_openraft))
+        let snapshots = &self.shared.snapshots;
+        // At the start the newest is what the own state begins with; what is sent must be agreed.
+        let started = self.shared.is_started.load(Ordering::Acquire);
+        let file = if started { snapshots.to_send() } else { snapshots.current() };
+        Ok(file.map(as_openraft))
     }
 }
 
@@ -276,6 +321,12 @@ where
                 let installed = self.shared.snapshots.current().ok_or(source)?;
                 tracing::info!(path = %installed.path().display(), "snapshot given up for one that was installed");
                 return Ok(as_openraft(installed));
+            }
+            Err(SnapshotError::Io { source, .. }) if Unsound::cause(&source).is_some() => {
+                let index = self.meta.last_log_id.map_or(0, |id| id.index);
+                self.shared.unsound.send_replace(Some((index, source.to_string())));
+                // The node starts over; until then it writes no snapshot.
+                return std::future::pending().await;
             }
             Err(error) => return Err(self.shared.storage_failed(error)),
         };

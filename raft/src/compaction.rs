@@ -1,24 +1,35 @@
 //! Log compaction, driven by us: openraft neither snapshots nor purges by itself here (a purge of its own can
 //! overtake entries that are still being applied). One step is: snapshot, wait until it is durable, purge the log
-//! up to what both the snapshot's predecessor and the followers that lag leave room for.
+//! up to what the snapshot's predecessor and the followers that are being fed leave room for. Only snapshots that a majority
+//! vouched for count (M3).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use openraft::Raft;
 use openraft::async_runtime::AsyncRuntime;
+use openraft::async_runtime::watch::WatchReceiver;
 use openraft::metrics::WaitError;
 
 use crate::apply::{Adapter, Applied};
 use crate::host::Host;
 use crate::machine::StateMachine;
 use crate::options::Options;
+use crate::status::member_statuses;
 
 /// How often the size of the log is looked at.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a snapshot is waited for before it is asked for again. openraft takes no second request while it builds
 /// one, and the one it builds may have been asked for earlier, by a caller that is gone, and cover less.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// A member that was not heard for so long is not fed any more: the log does not wait for the dead.
+const FED_HEARD_WITHIN: Duration = Duration::from_secs(10);
+/// A member that lacks fewer entries than this follows the log like the others.
+const CAUGHT_UP_ENTRIES: u64 = 1_024;
+
+/// A snapshot that no majority vouches for is replaced all the same when the log is so many times longer than it should be.
+const OVERDUE_TIMES: u64 = 4;
 
 /// Why the log was not compacted.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -36,13 +47,15 @@ pub(crate) struct Compactor<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     raft: Raft<C, Adapter<C, M>>,
     applied: std::sync::Arc<Applied<M>>,
     keep_log_entries: u64,
+    feed_log_entries_max: u64,
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     pub(crate) fn new(raft: Raft<C, Adapter<C, M>>, applied: std::sync::Arc<Applied<M>>, options: &Options) -> Self {
         let one_at_a_time = tokio::sync::Mutex::new(());
-        Compactor { raft, applied, keep_log_entries: options.keep_log_entries, one_at_a_time }
+        let Options { keep_log_entries, feed_log_entries_max, .. } = *options;
+        Compactor { raft, applied, keep_log_entries, feed_log_entries_max, one_at_a_time }
     }
 
     /// Snapshots the applied state and purges the log behind it. Returns the index that the snapshot covers.
@@ -55,13 +68,52 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
         if self.covered() < Some(at.index) {
             self.snapshot(at.index).await?;
         }
-        let covered = self.covered().ok_or(CompactError::Empty)?;
-        if let Some(upto) =
-            purge_upto(covered, self.keep_log_entries, self.applied.snapshots.fallback().map(|id| id.index))
-        {
-            self.raft.trigger().purge_log(upto).await.map_err(|e| fatal(&e))?;
+        self.purge().await.map_err(|e| fatal(&e))?;
+        self.covered().ok_or(CompactError::Empty)
+    }
+
+    /// Drops what nobody needs any more.
+    async fn purge(&self) -> Result<(), openraft::errors::Fatal<C>> {
+        let snapshots = &self.applied.snapshots;
+        let Some(agreed) = snapshots.agreed().and_then(|file| file.meta().last_log_id) else { return Ok(()) };
+        let fallback = snapshots.fallback().map(|id| id.index);
+        let fed = self.needed_by_the_fed();
+        let purged = self.raft.metrics().borrow_watched().purged.map(|id| id.index);
+        match purge_upto(agreed.index, self.keep_log_entries, fallback, fed) {
+            Some(upto) if Some(upto) > purged => self.raft.trigger().purge_log(upto).await,
+            _ => Ok(()),
         }
-        Ok(covered)
+    }
+
+    /// Last index that every member which is fed a snapshot, or catches up after one, has or will have with it. A member that
+    /// is silent is not waited for, nor one that would keep more than so many entries.
+    fn needed_by_the_fed(&self) -> Option<u64> {
+        let metrics = self.raft.metrics().borrow_watched().clone();
+        let last = metrics.last_log_index.unwrap_or(0);
+        let members = member_statuses(&metrics);
+        let mut needed = None::<u64>;
+        for (target, covers) in self.applied.snapshots.held() {
+            let member = members.iter().find(|m| m.member.node_id.0 == target);
+            let heard = member.and_then(|m| m.last_heard).is_some_and(|ago| ago < FED_HEARD_WITHIN);
+            let matched = member.and_then(|m| m.matched_index).unwrap_or(0);
+            let holds = covers.max(matched);
+            let lacks = last.saturating_sub(holds);
+            let caught_up = matched >= covers && lacks < CAUGHT_UP_ENTRIES;
+            if lacks > self.feed_log_entries_max {
+                tracing::warn!(
+                    target,
+                    lacks,
+                    limit = self.feed_log_entries_max,
+                    "a member is fed too slowly; it will start over"
+                );
+            }
+            if !metrics.state.is_leader() || !heard || lacks > self.feed_log_entries_max || caught_up {
+                self.applied.snapshots.release(target);
+                continue;
+            }
+            needed = Some(needed.map_or(holds, |least| least.min(holds)));
+        }
+        needed
     }
 
     /// Has a snapshot written that covers `index`, which was applied.
@@ -91,9 +143,16 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     pub(crate) async fn run(&self, bytes: u64, entries: u64) {
         loop {
             C::AsyncRuntime::sleep(CHECK_INTERVAL).await;
+            if let Err(error) = self.purge().await {
+                tracing::warn!(%error, "log not purged");
+                return;
+            }
             let due = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) >= bytes
                 || self.applied.entries_since_snapshot.load(Ordering::Relaxed) >= entries;
-            if !due {
+            // One that waits to be vouched for would be replaced before it is: nothing would ever be purged.
+            let waits = self.applied.snapshots.current().is_some_and(|file| !file.is_agreed());
+            let overdue = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) / OVERDUE_TIMES >= bytes;
+            if !due || (waits && !overdue) {
                 continue;
             }
             match self.compact().await {
@@ -109,10 +168,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     }
 }
 
-/// Last index that may go: `keep` entries stay behind the snapshot, and all that its predecessor does not cover.
-fn purge_upto(covered: u64, keep: u64, fallback: Option<u64>) -> Option<u64> {
+/// Last index that may go: `keep` entries stay behind the agreed snapshot, all that its predecessor does not cover, and all
+/// that members lack which are being fed.
+fn purge_upto(covered: u64, keep: u64, fallback: Option<u64>, fed: Option<u64>) -> Option<u64> {
     let upto = covered.checked_sub(keep)?;
-    Some(fallback.map_or(upto, |older| upto.min(older)))
+    [fallback, fed].into_iter().flatten().fold(upto, u64::min).into()
 }
 
 #[cfg(test)]
@@ -121,9 +181,10 @@ mod tests {
 
     #[test]
     fn the_log_behind_the_older_snapshot_and_the_kept_entries_stays() {
-        assert_eq!(purge_upto(100, 30, None), Some(70));
-        assert_eq!(purge_upto(100, 30, Some(80)), Some(70));
-        assert_eq!(purge_upto(100, 30, Some(50)), Some(50));
-        assert_eq!(purge_upto(100, 101, Some(50)), None);
+        assert_eq!(purge_upto(100, 30, None, None), Some(70));
+        assert_eq!(purge_upto(100, 30, Some(80), None), Some(70));
+        assert_eq!(purge_upto(100, 30, Some(50), Some(60)), Some(50));
+        assert_eq!(purge_upto(100, 30, Some(80), Some(20)), Some(20));
+        assert_eq!(purge_upto(100, 101, Some(50), None), None);
     }
 }

@@ -25,6 +25,9 @@ pub enum FatalError {
     /// The other members go on without this one.
     #[error("MEMBER_REMOVED: {0}")]
     Removed(String),
+    /// The state is not the majority's: the next start begins with the last agreed snapshot and the log (M3).
+    #[error("STATE_DIVERGED: {0}")]
+    Diverged(String),
     /// Consensus itself stopped: a bug.
     #[error("consensus stopped: {0}")]
     Consensus(String),

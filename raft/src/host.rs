@@ -28,6 +28,9 @@ pub trait Host: Config {
     /// A random number, for identities.
     fn random() -> u128;
 
+    /// Time of day, since 1970: for records that a person reads, never to order anything by.
+    fn wall_clock() -> Duration;
+
     /// How long the machine has been suspended since it booted: time that CLOCK_MONOTONIC, and with it every lease,
     /// did not see pass.
     fn suspended() -> Duration;
@@ -52,6 +55,10 @@ impl<O: std::fmt::Debug + Send + Sync + 'static> Host for TokioConfig<O> {
 
     fn random() -> u128 {
         rand::random()
+    }
+
+    fn wall_clock() -> Duration {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
     }
 
     fn suspended() -> Duration {

@@ -2,7 +2,7 @@
 //! Networks bring bytes here; nothing reaches openraft another way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
@@ -20,7 +20,7 @@ use crate::log::StoreId;
 use crate::machine::StateMachine;
 use crate::network::Call;
 use crate::options::Options;
-use crate::snapshot::{Incoming, Offer};
+use crate::snapshot::{Offer, SnapshotError, encode_offset};
 use crate::types::retired_of;
 
 /// Answers peers. Cheap to clone.
@@ -36,8 +36,8 @@ struct Shared<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     options: Options,
     /// Heartbeats heard, from whoever sends them.
     beats: AtomicU64,
-    /// Number of the newest snapshot that began to arrive: an older one that hangs is given up for it.
-    arriving: AtomicU64,
+    /// Whether this member may still be asked to lead.
+    may_lead: AtomicBool,
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Clone for Inbound<C, M> {
@@ -62,8 +62,23 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         machine: Arc<Applied<M>>,
         options: Options,
     ) -> Inbound<C, M> {
-        let (beats, arriving) = (AtomicU64::new(0), AtomicU64::new(0));
-        Inbound { shared: Arc::new(Shared { raft, identity, fence, machine, options, beats, arriving }) }
+        let beats = AtomicU64::new(0);
+        Inbound {
+            shared: Arc::new(Shared {
+                raft,
+                identity,
+                fence,
+                machine,
+                options,
+                beats,
+                may_lead: AtomicBool::new(true),
+            }),
+        }
+    }
+
+    /// From here on no other hands leadership over to this member.
+    pub(crate) fn leads_no_more(&self) {
+        self.shared.may_lead.store(false, Ordering::Release);
     }
 
     /// Heartbeats heard since the start.
@@ -230,8 +245,17 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             }
             Call::TransferLeader => {
                 self.check_fence()?;
+                if !self.shared.may_lead.load(Ordering::Acquire) {
+                    return Err(Error::new(ErrorCode::StateDiverged, "this member starts over; it does not lead"));
+                }
                 let request: TransferLeaderRequest<C> = decode(payload)?;
                 Ok(codec::encode(&raft.handle_transfer_leader(request).await.map_err(stopped)?))
+            }
+            Call::OfferSnapshot => {
+                let wanted = Offer::decode(payload).map_err(bad_frame)?.wanted();
+                let snapshots = self.shared.machine.snapshots.clone();
+                let held = C::blocking(move || snapshots.offered(&wanted)).await.map_err(stopped)?;
+                Ok(encode_offset(held.map_err(snapshot_failed)?))
             }
         }
     }
@@ -274,11 +298,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
     /// Begins to take in a snapshot. The caller was admitted.
     pub async fn snapshot(&self, offer: Bytes) -> Result<Arrival<C, M>, Error> {
         let offer = Offer::decode(offer).map_err(bad_frame)?;
-        let number = self.shared.arriving.fetch_add(1, Ordering::AcqRel) + 1;
-        let (snapshots, length) = (self.shared.machine.snapshots.clone(), offer.length);
-        let incoming =
-            C::blocking(move || snapshots.receive(length)).await.map_err(stopped)?.map_err(snapshot_failed)?;
-        Ok(Arrival { inbound: self.clone(), offer, number, incoming })
+        let (snapshots, wanted) = (self.shared.machine.snapshots.clone(), offer.wanted());
+        let stream = C::blocking(move || snapshots.receive(wanted)).await.map_err(stopped)?;
+        Ok(Arrival { inbound: self.clone(), offer, stream: stream.map_err(snapshot_failed)? })
     }
 }
 
@@ -294,42 +316,36 @@ fn decode<T: Message>(frame: Bytes) -> Result<T, Error> {
     codec::decode(frame).map_err(bad_frame)
 }
 
-fn snapshot_failed(error: crate::snapshot::SnapshotError) -> Error {
+fn snapshot_failed(error: SnapshotError) -> Error {
     Error::new(ErrorCode::StorageFailed, format!("a snapshot from the leader was not taken in: {error}"))
 }
 
-/// A snapshot on its way in. Dropped unfinished, it leaves nothing behind.
+/// One stream of a snapshot on its way in. What it brought stays when it breaks, for the next stream of the same snapshot.
 pub struct Arrival<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     inbound: Inbound<C, M>,
     offer: Offer,
-    number: u64,
-    incoming: Incoming,
+    stream: u64,
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Arrival<C, M> {
     /// Takes the next bytes.
-    pub async fn chunk(self, offset: u64, data: Bytes) -> Result<Self, Error> {
-        if self.inbound.shared.arriving.load(Ordering::Acquire) != self.number {
-            return Err(Error::new(ErrorCode::Unavailable, "another snapshot began to arrive after this one"));
-        }
-        C::blocking(move || {
-            let mut this = self;
-            this.incoming.append(offset, &data).map_err(snapshot_failed)?;
-            Ok(this)
-        })
-        .await
-        .map_err(stopped)?
+    pub async fn chunk(&self, offset: u64, data: Bytes, checksum: Option<u32>) -> Result<(), Error> {
+        let (snapshots, stream) = (self.inbound.shared.machine.snapshots.clone(), self.stream);
+        let taken = C::blocking(move || snapshots.append(stream, offset, &data, checksum)).await;
+        taken.map_err(stopped)?.map_err(snapshot_failed)
     }
 
     /// Verifies and installs it, and answers the leader.
     pub async fn finish(self) -> Result<Bytes, Error> {
-        let Arrival { inbound, offer, incoming, .. } = self;
-        let (meta, checksum) = (offer.meta.clone(), offer.checksum);
-        let file =
-            C::blocking(move || incoming.finish(&meta, checksum)).await.map_err(stopped)?.map_err(snapshot_failed)?;
+        let Arrival { inbound, offer, stream } = self;
+        let snapshots = inbound.shared.machine.snapshots.clone();
+        let arrived = C::blocking(move || snapshots.finish(stream)).await.map_err(stopped)?;
+        let file = arrived.map_err(snapshot_failed)?;
         tracing::info!(bytes = offer.length, "a snapshot arrived from the leader");
-        let snapshot = Snapshot { meta: offer.meta, snapshot: file };
+        let snapshot = Snapshot { meta: offer.meta, snapshot: file.clone() };
         let answer = inbound.shared.raft.install_full_snapshot(offer.vote, snapshot).await.map_err(stopped)?;
+        // Refused, or of no use any more.
+        inbound.shared.machine.snapshots.drop_unpublished(&file);
         Ok(codec::encode::<openraft::raft::SnapshotResponse<C>>(&answer))
     }
 }

@@ -27,6 +27,11 @@ pub trait StateMachine: Send + Sync + 'static {
     /// Applies one committed payload. `Err` is fatal (M1): the node stops, and the caller's process must end.
     fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<Self::Outcome, MachineError>;
 
+    /// The same where operators had some ops of the entry recorded as refused (M1), by their ordinals.
+    fn apply_skipping(&self, at: LogPosition, _payload: &[u8], skipped: &[u32]) -> Result<Self::Outcome, MachineError> {
+        Err(MachineError::new(format!("entry {at}: this machine cannot leave out ops {skipped:?}")))
+    }
+
     /// A committed entry without payload (a new term's first entry, a membership change): only the position moves.
     fn skip(&self, at: LogPosition);
 
@@ -58,21 +63,50 @@ impl From<Replaced> for io::Error {
     }
 }
 
+/// A frozen state is not what it was known to be: its records do not sum up to the digest that was kept of them (M2). Nothing
+/// of it may be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsound(pub String);
+
+impl Unsound {
+    /// What does not fit, if this is why a write failed.
+    pub fn cause(error: &io::Error) -> Option<&Unsound> {
+        error.get_ref().and_then(|cause| cause.downcast_ref())
+    }
+}
+
+impl From<Unsound> for io::Error {
+    fn from(unsound: Unsound) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, unsound)
+    }
+}
+
 /// The whole state at one position, detached from the machine.
 pub trait Frozen: Send {
     /// Writes it out. Runs on its own thread while the machine goes on. Fails with [`Replaced`] when the machine took in
-    /// another state meanwhile.
+    /// another state meanwhile, and with [`Unsound`] when the state is not what it was known to be.
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()>;
 }
 
 /// The machine cannot go on: a violated assumption or a state it cannot read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct MachineError(pub String);
+#[error("{message}")]
+pub struct MachineError {
+    /// What was violated.
+    pub message: String,
+    /// Which op of the entry it was, if one alone; operators may have it skipped.
+    pub ordinal: Option<u32>,
+}
 
 impl MachineError {
     /// From a sentence that names what was violated.
     pub fn new(message: impl Into<String>) -> MachineError {
-        MachineError(message.into())
+        MachineError { message: message.into(), ordinal: None }
+    }
+
+    /// Names the op of the entry.
+    pub fn at_op(self, ordinal: u32) -> MachineError {
+        MachineError { ordinal: Some(ordinal), ..self }
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use tidepool_proto::{Error, v1};
 
-use crate::snapshot::SnapshotFile;
+use crate::snapshot::Feed;
 use crate::types::NodeId;
 
 /// Connections to one member. Each lane is a connection of its own, so that neither a full send buffer nor a
@@ -34,6 +34,9 @@ pub enum Call {
     PreVote,
     /// The leader asks for an election in its favour of another.
     TransferLeader,
+    /// How much of a snapshot is there already? Asked on the lane of snapshots; one that does not know the question answers
+    /// nothing.
+    OfferSnapshot,
 }
 
 /// Why a peer did not answer.
@@ -67,13 +70,8 @@ pub trait Link: Send + Sync + 'static {
         limit: Duration,
     ) -> impl Future<Output = Result<BoxStream<'static, Result<Bytes, LinkError>>, LinkError>> + Send;
 
-    /// Sends a snapshot: its offer, then its bytes.
-    fn snapshot(
-        &self,
-        offer: Bytes,
-        file: SnapshotFile,
-        limit: Duration,
-    ) -> impl Future<Output = Result<Bytes, LinkError>> + Send;
+    /// Sends a snapshot: its offer, then its bytes from where the receiver wants them.
+    fn snapshot(&self, feed: Feed, limit: Duration) -> impl Future<Output = Result<Bytes, LinkError>> + Send;
 }
 
 /// Makes lanes, and carries the calls that come before there is a cluster.

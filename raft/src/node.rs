@@ -75,6 +75,8 @@ struct Inner<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
     waiting_for: Mutex<Option<String>>,
     /// Set while leadership is handed over: nothing new is accepted (M7).
     handing_over: AtomicBool,
+    /// Why the own state is not to be trusted any more (M3).
+    doubt: Mutex<Option<String>>,
     stop: watch::Sender<bool>,
 }
 
@@ -114,6 +116,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             compactor,
             waiting_for: Mutex::new(None),
             handing_over: AtomicBool::new(false),
+            doubt: Mutex::new(None),
             stop: watch::Sender::new(false),
             parts,
         });
@@ -124,6 +127,28 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
 
     pub(crate) fn raft(&self) -> &Raft<C, Adapter<C, M>> {
         &self.inner.parts.raft
+    }
+
+    pub(crate) fn applied(&self) -> &Machine<M> {
+        &self.inner.parts.machine
+    }
+
+    pub(crate) fn failure(&self) -> &Failure {
+        &self.inner.parts.failure
+    }
+
+    pub(crate) fn data_dir(&self) -> &std::path::Path {
+        &self.inner.parts.options.data_dir
+    }
+
+    /// From here on nothing is answered from the own state. False if that was said before.
+    pub(crate) fn doubt(&self, why: &str) -> bool {
+        self.inner.inbound.leads_no_more();
+        self.inner.doubt.lock().replace(why.to_owned()).is_none()
+    }
+
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.inner.doubt.lock().is_some()
     }
 
     pub(crate) fn turns(&self) -> &Turns {
@@ -164,6 +189,20 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             C::AsyncRuntime::select2(stopped, compactor.run(bytes, entries)).await;
         }));
         self.notice_departure();
+        let (inner, mut stop) = (Arc::downgrade(&self.inner), self.inner.stop.subscribe());
+        let mut unsound = self.inner.parts.machine.unsound.subscribe();
+        drop(C::AsyncRuntime::spawn(async move {
+            let stopped = async move {
+                // An error means that the node is gone: the same.
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            let found = async move { unsound.wait_for(Option::is_some).await.ok().and_then(|found| found.clone()) };
+            if let Select2::Second(Some((index, why))) = C::AsyncRuntime::select2(stopped, found).await
+                && let Some(inner) = inner.upgrade()
+            {
+                RaftNode { inner }.start_over(index, why).await;
+            }
+        }));
     }
 
     /// Ends the node once the others say that it left.
@@ -255,7 +294,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         self.find_out_where();
         self.tend_members();
         parts.fence.wait().await;
-        parts.raft.runtime_config().elect(true);
+        parts.raft.runtime_config().elect(!self.is_doubted());
         Ok(())
     }
 
@@ -309,6 +348,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         if inner.handing_over.load(Ordering::Acquire) {
             return Err(ProposeError::Unavailable("leadership is being handed over".to_owned()));
         }
+        if let Some(why) = inner.doubt.lock().clone() {
+            return Err(ProposeError::Unavailable(format!("the state of this member is in doubt: {why}")));
+        }
         let fatal = |e: &dyn std::fmt::Display| match inner.parts.failure.get() {
             Some(cause) => ProposeError::Fatal(cause.to_string()),
             None => ProposeError::Fatal(e.to_string()),
@@ -330,6 +372,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     pub async fn linearize(&self) -> Result<u64, ReadError> {
         let inner = &self.inner;
         inner.parts.metrics.reads.inc();
+        if let Some(why) = inner.doubt.lock().clone() {
+            return Err(ReadError::Unavailable(format!("the state of this member is in doubt: {why}")));
+        }
         inner.barrier.wait(|| inner.confirm()).await
     }
 

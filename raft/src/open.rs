@@ -4,12 +4,14 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use openraft::Raft;
 use prometheus::Registry;
 use tidepool_proto::{Error, ErrorCode};
 
 use crate::apply::{Adapter, Applied};
+use crate::divergence;
 use crate::failure::{Failure, FatalError};
 use crate::fence::StartupFence;
 use crate::host::Host;
@@ -21,7 +23,8 @@ use crate::network::Network;
 use crate::node::{Parts, RaftNode};
 use crate::options::Options;
 use crate::peer::Peers;
-use crate::snapshot::SnapshotStore;
+use crate::skips::Skips;
+use crate::snapshot::{Pace, SnapshotStore};
 
 /// Why a member does not start: code and message say what to do.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -44,6 +47,7 @@ impl OpenError {
     pub(crate) fn fatal(fatal: &FatalError) -> OpenError {
         match fatal {
             FatalError::WrongCluster(why) => OpenError(Error::new(ErrorCode::WrongCluster, why.clone())),
+            FatalError::Diverged(why) => OpenError(Error::new(ErrorCode::StateDiverged, why.clone())),
             FatalError::Removed(why) => OpenError(Error::new(ErrorCode::MemberRemoved, why.clone())),
             fatal => OpenError(Error::new(ErrorCode::StorageFailed, fatal.to_string())),
         }
@@ -99,14 +103,20 @@ where
 {
     let (dir, node_id, store_id) = (options.data_dir.clone(), options.node_id, log.store.store_id());
     let new_directory = log.report.is_pristine();
-    let (identity, snapshots) = C::blocking(move || {
+    let agreement = options.agreement;
+    let (identity, snapshots, starts_over, skips) = C::blocking(move || {
         let identity = IdentityStore::open(&dir, node_id, store_id, new_directory)?;
-        let snapshots = SnapshotStore::open(&dir.join("snapshots")).map_err(OpenError::storage)?;
-        Ok::<_, OpenError>((Arc::new(identity), snapshots))
+        let snapshots = SnapshotStore::open(&dir.join("snapshots"), agreement).map_err(OpenError::storage)?;
+        let starts_over = divergence::begin_anew(&dir, &snapshots, C::wall_clock())?;
+        let skips = Skips::read(&dir).map_err(OpenError::storage)?;
+        Ok::<_, OpenError>((Arc::new(identity), snapshots, starts_over, (dir, skips)))
     })
     .await
     .map_err(OpenError::storage)??;
-    check_together(&options.data_dir, &identity, &log.report, &snapshots)?;
+    check_together(&options.data_dir, &identity, &log.report, &snapshots, starts_over.is_some())?;
+    if let Some(anew) = starts_over {
+        C::blocking(move || anew.done()).await.and_then(|done| done).map_err(OpenError::storage)?;
+    }
     if let Some(at) = machine.applied() {
         return Err(OpenError::corrupt(format!("the state machine is not empty at the start: it stands at {at}")));
     }
@@ -114,16 +124,24 @@ where
     let metrics = NodeMetrics::new(log.registry).map_err(|e| OpenError::corrupt(format!("metrics: {e}")))?;
     let used = !log.report.is_pristine() || snapshots.current().is_some();
     let fence = Arc::new(StartupFence::new(options.election, used, options.fence));
-    let applied = Applied::new(machine, snapshots, log.failure.clone(), metrics.apply_held.clone());
+    let held = metrics.apply_held.clone();
+    let applied = Applied::new(machine, snapshots, log.failure.clone(), held, skips);
     let network = network(identity.clone());
     let config = options.election.openraft_config().validate();
     let config = Arc::new(config.map_err(|e| OpenError(Error::new(ErrorCode::InvalidParams, e.to_string())))?);
-    let peers = Peers { own: node_id.0, profile: options.election, network: network.clone() };
+    let peers = Peers {
+        own: node_id.0,
+        profile: options.election,
+        network: network.clone(),
+        snapshots: applied.snapshots.clone(),
+        pace: Arc::new(Pace::new(options.snapshot_send_bytes_per_s)),
+    };
     let raft = Raft::new(node_id.0, config, peers, log.store, Adapter::<C, M>::new(applied.clone())).await;
     let raft = raft.map_err(|fatal| match log.failure.get() {
         Some(cause) => OpenError::fatal(&cause),
         None => OpenError::storage(io::Error::other(fatal)),
     })?;
+    applied.is_started.store(true, Ordering::Release);
     let log_closed = parking_lot::Mutex::new(Some(log.closed));
     let failure = log.failure;
     Ok(RaftNode::assemble(Parts {
@@ -145,6 +163,7 @@ fn check_together(
     identity: &IdentityStore,
     report: &OpenReport,
     snapshots: &SnapshotStore,
+    starts_over: bool,
 ) -> Result<(), OpenError> {
     let dir = dir.display();
     let record = identity.record();
@@ -157,6 +176,17 @@ fn check_together(
     }
     let covered = snapshots.current().and_then(|file| file.meta().last_log_id);
     if report.purged > covered {
+        if starts_over {
+            return Err(OpenError(Error::new(
+                ErrorCode::StateDiverged,
+                format!(
+                    "the state of {dir} was not the majority's, and no snapshot is left here that a majority vouched for and that \
+                     the log reaches back to; move the directory away, start a master with an empty one and --join under a new \
+                     node id, and run `tidepool member replace {} ID@HOST`",
+                    record.node_id
+                ),
+            )));
+        }
         let (purged, covered) = (report.purged.map_or(0, |id| id.index), covered.map_or(0, |id| id.index));
         return Err(OpenError::corrupt(format!(
             "the log in {dir} begins after index {purged}, and the newest intact snapshot covers only {covered}: the state \

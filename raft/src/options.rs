@@ -16,6 +16,15 @@ pub struct Member {
     pub address: Address,
 }
 
+/// Whose word makes a snapshot good enough to be sent, and to drop the log it covers (M3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Agreement {
+    /// This member's own: for machines whose states nobody compares.
+    OwnWord,
+    /// A majority's, as told by [`crate::RaftNode::vouch`].
+    Majority,
+}
+
 /// Settings of one member.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -37,6 +46,13 @@ pub struct Options {
     pub snapshot_log_entries: u64,
     /// Entries kept in the log behind a snapshot, for followers that lag.
     pub keep_log_entries: u64,
+    /// Entries kept at most for a follower that is being fed a snapshot, or catches up after one; beyond them it starts over with
+    /// a newer one.
+    pub feed_log_entries_max: u64,
+    /// Bytes of snapshots sent a second, to all members together; 0: as fast as it goes.
+    pub snapshot_send_bytes_per_s: u64,
+    /// Whose word makes a snapshot good.
+    pub agreement: Agreement,
     /// Whether a restart waits out the leases of its earlier life. Always, but in the test of exactly that.
     pub fence: FencePolicy,
 }
@@ -54,6 +70,9 @@ impl Options {
             snapshot_log_bytes: 512 << 20,
             snapshot_log_entries: 1_000_000,
             keep_log_entries: 100_000,
+            feed_log_entries_max: 4_000_000,
+            snapshot_send_bytes_per_s: 0,
+            agreement: Agreement::OwnWord,
             fence: FencePolicy::Keep,
         }
     }

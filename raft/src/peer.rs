@@ -24,17 +24,23 @@ use crate::codec::{self, Message};
 use crate::election::{ElectionProfile, SNAPSHOT_TIMEOUT};
 use crate::host::Host;
 use crate::network::{Call, Lane, Link, LinkError, Network};
-use crate::snapshot::{Offer, SnapshotFile};
+use crate::snapshot::{Feed, Offer, Pace, SnapshotFile, SnapshotStore, decode_offset};
 use crate::types::{Member, NodeId, Vote};
 
 /// Shortest time after which appends in flight without any answer mean a dead connection: above a slow fsync.
 const STALL_MIN: Duration = Duration::from_secs(2);
+
+/// How long a member may take to look what it has of a snapshot: it syncs that.
+const OFFER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Makes the senders that openraft asks for.
 pub(crate) struct Peers<N> {
     pub(crate) own: NodeId,
     pub(crate) profile: ElectionProfile,
     pub(crate) network: N,
+    pub(crate) snapshots: SnapshotStore,
+    /// Of all snapshots that this member sends.
+    pub(crate) pace: Arc<Pace>,
 }
 
 impl<N: Network> Peers<N> {
@@ -46,6 +52,8 @@ impl<N: Network> Peers<N> {
             control: self.network.link(target, &member.address, Lane::Control),
             bulk: self.network.link(target, &member.address, bulk),
             sends_beats: bulk == Lane::Control,
+            snapshots: self.snapshots.clone(),
+            pace: self.pace.clone(),
             config: PhantomData,
         }
     }
@@ -73,6 +81,8 @@ pub(crate) struct Peer<C, L> {
     control: L,
     bulk: L,
     sends_beats: bool,
+    snapshots: SnapshotStore,
+    pace: Arc<Pace>,
     config: PhantomData<C>,
 }
 
@@ -82,6 +92,7 @@ impl<C: Host, L: Link> Peer<C, L> {
             Call::Beat => RPCTypes::AppendEntries,
             Call::Vote | Call::PreVote => RPCTypes::Vote,
             Call::TransferLeader => RPCTypes::TransferLeader,
+            Call::OfferSnapshot => RPCTypes::InstallSnapshot,
         };
         let limit = option.soft_ttl();
         let failed = |error| self.error(action, error);
@@ -99,6 +110,22 @@ impl<C: Host, L: Link> Peer<C, L> {
                 RPCError::Timeout(Timeout { action, id: self.own, target: self.target, timeout })
             }
         }
+    }
+
+    /// Sends a snapshot, or what the member lacks of it after an attempt that was cut short.
+    async fn feed(&self, vote: Vote, file: SnapshotFile) -> Result<Bytes, LinkError> {
+        let offer = Offer::new(vote, &file).encode();
+        let answer = self.bulk.call(Call::OfferSnapshot, offer.clone(), OFFER_LIMIT).await?;
+        let from = decode_offset(&answer, file.length()).map_err(|e| LinkError::Unreachable(e.to_string()))?;
+        if from > 0 {
+            tracing::info!(
+                target = self.target,
+                from,
+                bytes = file.length(),
+                "a snapshot goes on where it was cut short"
+            );
+        }
+        self.bulk.snapshot(Feed { offer, file, from, pace: self.pace.clone() }, SNAPSHOT_TIMEOUT).await
     }
 
     /// Turns answers back into openraft's, and gives up when requests stay unanswered.
@@ -191,8 +218,14 @@ impl<C: Host, L: Link> RaftNetworkV2<C> for Peer<C, L> {
         _option: RPCOption,
     ) -> Result<SnapshotResponse<C>, StreamingError<C>> {
         let file = snapshot.snapshot;
-        let offer = Offer::new(vote, &file).encode();
-        let sending = self.bulk.snapshot(offer, file, SNAPSHOT_TIMEOUT);
+        if !file.is_agreed() {
+            // Tried again after a pause.
+            let why = "no snapshot is there yet that a majority of the members vouched for";
+            return Err(StreamingError::Unreachable(Unreachable::from_string(why)));
+        }
+        // Kept until the member holds the log that follows it; see `compaction`.
+        self.snapshots.hold(self.target, &file);
+        let sending = self.feed(vote, file);
         let frame = match C::AsyncRuntime::select2(cancel, sending).await {
             openraft::async_runtime::Select2::First(closed) => return Err(StreamingError::Closed(closed)),
             openraft::async_runtime::Select2::Second(answer) => answer,

@@ -10,7 +10,8 @@ use crate::codec;
 use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::log::{Disk, RocksDisk, Write, recover};
 use crate::open::OpenError;
-use crate::options::Member;
+use crate::options::{Agreement, Member};
+use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
 use crate::snapshot::SnapshotStore;
 use crate::types::{self, Entry, EntryPayload, LogId, Membership, Vote, log_id, retired_of, term_of};
 
@@ -63,7 +64,8 @@ impl LastOne {
         let disk = RocksDisk::open(&path)?;
         let report = recover(&disk, &path)?;
         let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
-        let snapshots = SnapshotStore::open(&data_dir.join("snapshots")).map_err(OpenError::storage)?;
+        let snapshots =
+            SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;
         let snapshot = snapshots.current().map(|file| file.meta().clone());
         let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
         if report.purged > covered {
@@ -138,5 +140,45 @@ impl LastOne {
         writes.push(Write::Append { index, frame: codec::encode(&entry) });
         self.disk.write(&writes).and_then(|()| self.disk.sync()).map_err(OpenError::storage)?;
         Ok(cluster)
+    }
+}
+
+/// Has an op left out by a stopped member from now on (M1): `hash` must be that of the entry in its own log. Without a hash
+/// nothing is changed. Answers the hash.
+pub fn skip(data_dir: &Path, place: OpPlace, hash: Option<PayloadHash>) -> Result<PayloadHash, OpenError> {
+    let path = data_dir.join("log");
+    if !path.join("STORE").exists() {
+        return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
+    }
+    if let Some(stopped) = StoppedAt::read(data_dir).map_err(OpenError::storage)?
+        && stopped.place.index == place.index
+        && stopped.place != place
+    {
+        return Err(refuse(format!(
+            "this master stopped at op {}, not at {place}: {}",
+            stopped.place, stopped.message
+        )));
+    }
+    let disk = RocksDisk::open(&path)?;
+    let frames = disk.read(place.index..place.index.saturating_add(1), usize::MAX).unwrap_or_default();
+    let Some((_, frame)) = frames.into_iter().find(|(index, _)| *index == place.index) else {
+        return Err(refuse(format!(
+            "the log in {} holds no entry {}: this master does not need the op left out, or has to catch up first",
+            path.display(),
+            place.index
+        )));
+    };
+    let entry = codec::decode::<Entry>(frame).map_err(|error| OpenError::corrupt(error.to_string()))?;
+    let EntryPayload::Normal(payload) = entry.payload else {
+        return Err(refuse(format!("entry {} holds no ops", place.index)));
+    };
+    let found = PayloadHash::of(&payload.0);
+    match hash {
+        Some(hash) if hash != found => Err(refuse(format!(
+            "entry {} has hash {found} here, {hash} was given: this is another log, or another entry",
+            place.index
+        ))),
+        Some(_) => Skips::add(data_dir, place, found).map(|()| found).map_err(OpenError::storage),
+        None => Ok(found),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::stream::{self, BoxStream};
@@ -17,7 +17,7 @@ use super::channel::{Connection, Patience, dial};
 use crate::election::ElectionProfile;
 use crate::identity::IdentityStore;
 use crate::network::{Call, Lane, Link, LinkError, Network};
-use crate::snapshot::SnapshotFile;
+use crate::snapshot::Feed;
 use crate::types::NodeId;
 
 /// Snapshot chunks read ahead of the connection.
@@ -107,6 +107,11 @@ impl Link for GrpcLink {
                 Call::Vote => open.client.vote(request).await,
                 Call::PreVote => open.client.pre_vote(request).await,
                 Call::TransferLeader => open.client.transfer_leader(request).await,
+                Call::OfferSnapshot => match open.client.offer_snapshot(request).await {
+                    // A member of an earlier version: it takes snapshots from their start only.
+                    Err(status) if status.code() == tonic::Code::Unimplemented => return Ok(Bytes::new()),
+                    answer => answer,
+                },
             };
             let answer = answer.map_err(|status| connection.failed(&open, &status))?.into_inner();
             connection.judge(open.generation(), answer.error, answer.payload)
@@ -147,19 +152,19 @@ impl Link for GrpcLink {
         Ok(answers.boxed())
     }
 
-    async fn snapshot(&self, offer: Bytes, file: SnapshotFile, limit: Duration) -> Result<Bytes, LinkError> {
+    async fn snapshot(&self, feed: Feed, limit: Duration) -> Result<Bytes, LinkError> {
         let connection = &self.connection;
         let sending = async {
             let mut open = connection.open(limit).await?;
             let first = v1::SnapshotChunk {
                 identity: Some(connection.identity().to_wire()),
                 target_node_id: connection.target,
-                header: offer,
+                header: feed.offer.clone(),
                 store_uuid: connection.identity().store_uuid(),
                 ..Default::default()
             };
             let unreadable: Arc<Mutex<Option<String>>> = Arc::default();
-            let chunks = stream::once(async { first }).chain(chunks(file, unreadable.clone()));
+            let chunks = stream::once(async { first }).chain(chunks(feed, unreadable.clone()));
             let answer = open.client.snapshot(chunks).await;
             if let Some(why) = unreadable.lock().take() {
                 return Err(LinkError::Unreachable(format!("the snapshot could not be read: {why}")));
@@ -182,12 +187,14 @@ impl Stream for Requests {
     }
 }
 
-/// The file in chunks, read off the async threads. Ends early when it cannot be read: the receiver notices.
+/// The file in chunks, read off the async threads, no faster than its pace. Ends early when it cannot be read: the receiver
+/// notices.
 fn chunks(
-    file: SnapshotFile,
+    feed: Feed,
     unreadable: Arc<Mutex<Option<String>>>,
 ) -> impl futures::Stream<Item = v1::SnapshotChunk> + Send + 'static {
-    let offsets = (0..file.length()).step_by(SNAPSHOT_CHUNK_BYTES);
+    let Feed { file, from, pace, .. } = feed;
+    let offsets = (from..file.length()).step_by(SNAPSHOT_CHUNK_BYTES);
     let reads = stream::iter(offsets).map(move |offset| {
         let file = file.clone();
         async move {
@@ -199,8 +206,26 @@ fn chunks(
             }
         }
     });
-    reads.buffered(CHUNKS_AHEAD).scan(unreadable, |unreadable, read| {
+    let paced = reads.buffered(CHUNKS_AHEAD).then(move |read| {
+        let pace = pace.clone();
+        async move {
+            if let Ok((_, data)) = &read {
+                tokio::time::sleep(pace.reserve(process_age(), data.len())).await;
+            }
+            read
+        }
+    });
+    paced.scan(unreadable, |unreadable, read| {
         let chunk = read.map_err(|why| *unreadable.lock() = Some(why)).ok();
-        std::future::ready(chunk.map(|(offset, data)| v1::SnapshotChunk { offset, data, ..Default::default() }))
+        std::future::ready(chunk.map(|(offset, data)| {
+            let crc32c = Some(crc32c::crc32c(&data));
+            v1::SnapshotChunk { offset, data, crc32c, ..Default::default() }
+        }))
     })
+}
+
+/// Time since the first call: a clock that all transfers share.
+fn process_age() -> Duration {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    BEGAN.get_or_init(Instant::now).elapsed()
 }

@@ -38,9 +38,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> GrpcService<C, M> {
     async fn take_snapshot(&self, chunks: &mut Streaming<v1::SnapshotChunk>) -> Result<Bytes, Error> {
         let first = chunks.message().await.map_err(cut)?.ok_or_else(|| cut(Status::aborted("no first message")))?;
         self.inbound.admit(first.identity.as_ref(), first.target_node_id, &first.store_uuid)?;
-        let mut arrival = self.inbound.snapshot(first.header).await?;
+        let arrival = self.inbound.snapshot(first.header).await?;
         while let Some(chunk) = chunks.message().await.map_err(cut)? {
-            arrival = arrival.chunk(chunk.offset, chunk.data).await?;
+            arrival.chunk(chunk.offset, chunk.data, chunk.crc32c).await?;
         }
         arrival.finish().await
     }
@@ -119,6 +119,13 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> RaftService for GrpcService
         request: Request<v1::ConsensusMessage>,
     ) -> Result<Response<v1::ConsensusMessage>, Status> {
         Ok(Response::new(self.answer(Call::TransferLeader, request.into_inner()).await))
+    }
+
+    async fn offer_snapshot(
+        &self,
+        request: Request<v1::ConsensusMessage>,
+    ) -> Result<Response<v1::ConsensusMessage>, Status> {
+        Ok(Response::new(self.answer(Call::OfferSnapshot, request.into_inner()).await))
     }
 
     async fn snapshot(

@@ -30,6 +30,10 @@ impl<O: std::fmt::Debug + Send + Sync + 'static> Host for SimConfig<O> {
         RANDOM.with_borrow_mut(|random| u128::from(random.number()) << 64 | u128::from(random.number()))
     }
 
+    fn wall_clock() -> Duration {
+        Duration::ZERO
+    }
+
     fn suspended() -> Duration {
         Duration::ZERO
     }

@@ -17,7 +17,7 @@ use crate::identity::IdentityStore;
 use crate::inbound::Inbound;
 use crate::machine::StateMachine;
 use crate::network::{Call, Lane, Link, LinkError, Network};
-use crate::snapshot::SnapshotFile;
+use crate::snapshot::Feed;
 use crate::types::{NodeId, SimConfig};
 
 /// How often a cut wire is looked at again.
@@ -43,6 +43,8 @@ struct State<M: StateMachine> {
     cut: BTreeSet<(NodeId, NodeId)>,
     delay_us: (u64, u64),
     random: SplitMix,
+    /// Chunks of snapshots that arrived.
+    chunks: BTreeMap<(NodeId, NodeId), u64>,
 }
 
 impl<M: StateMachine> World<M> {
@@ -54,6 +56,7 @@ impl<M: StateMachine> World<M> {
             cut: BTreeSet::new(),
             delay_us: (100, 500),
             random: SplitMix::new(seed ^ 0x5eed),
+            chunks: BTreeMap::new(),
         };
         World { state: Arc::new(Mutex::new(state)) }
     }
@@ -89,6 +92,15 @@ impl<M: StateMachine> World<M> {
     /// One-way delay in microseconds, from to.
     pub fn set_delay_us(&self, low: u64, high: u64) {
         self.state.lock().delay_us = (low, high);
+    }
+
+    /// Chunks of snapshots that arrived so far, from one at the other.
+    pub fn chunks(&self, from: NodeId, to: NodeId) -> u64 {
+        self.state.lock().chunks.get(&(from, to)).copied().unwrap_or(0)
+    }
+
+    fn note_chunk(&self, from: NodeId, to: NodeId) {
+        *self.state.lock().chunks.entry((from, to)).or_default() += 1;
     }
 
     fn is_cut(&self, from: NodeId, to: NodeId) -> bool {
@@ -236,18 +248,21 @@ impl<M: StateMachine> Link for SimLink<M> {
         Ok(back.boxed())
     }
 
-    async fn snapshot(&self, offer: Bytes, file: SnapshotFile, limit: Duration) -> Result<Bytes, LinkError> {
+    async fn snapshot(&self, feed: Feed, limit: Duration) -> Result<Bytes, LinkError> {
         let (world, own) = (&self.network.world, self.network.own);
         within(limit, async {
             world.travel(own, self.target).await;
-            let mut arrival = self.enter()?.snapshot(offer).await.map_err(LinkError::Refused)?;
-            let mut offsets = stream::iter((0..file.length()).step_by(CHUNK_BYTES));
+            let Feed { offer, file, from, .. } = feed;
+            let arrival = self.enter()?.snapshot(offer).await.map_err(LinkError::Refused)?;
+            let mut offsets = stream::iter((from..file.length()).step_by(CHUNK_BYTES));
             while let Some(offset) = offsets.next().await {
                 let data = file.read_at(offset, CHUNK_BYTES).map_err(|e| LinkError::Unreachable(e.to_string()))?;
                 world.travel(own, self.target).await;
                 // A member that died meanwhile takes nothing more.
                 self.enter()?;
-                arrival = arrival.chunk(offset, data).await.map_err(LinkError::Refused)?;
+                let checksum = Some(crc32c::crc32c(&data));
+                arrival.chunk(offset, data, checksum).await.map_err(LinkError::Refused)?;
+                world.note_chunk(own, self.target);
             }
             let answer = arrival.finish().await.map_err(LinkError::Refused)?;
             world.travel(self.target, own).await;

@@ -1,6 +1,8 @@
 //! What holds on every seed. A failure names its seed and the command that runs it again.
 
 mod bootstrap;
+mod catch_up;
+mod divergence;
 mod faults;
 mod fence;
 mod ledger;

@@ -12,6 +12,7 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use tidepool_proto::NodeId;
@@ -67,6 +68,8 @@ pub struct SnapshotFile {
     body_start: u64,
     body_length: u64,
     body_checksum: u32,
+    /// Shared by all handles of one file.
+    agreed: Arc<AtomicBool>,
 }
 
 impl SnapshotFile {
@@ -136,7 +139,8 @@ impl SnapshotFile {
             return Err(damaged("it has no valid end; it was not completed"));
         }
         let path = path.to_owned();
-        Ok(SnapshotFile { path, file: Arc::new(file), meta, length, body_start, body_length, body_checksum })
+        let (file, agreed) = (Arc::new(file), Arc::new(AtomicBool::new(false)));
+        Ok(SnapshotFile { path, file, meta, length, body_start, body_length, body_checksum, agreed })
     }
 
     /// Reads the whole body and compares its checksum.
@@ -194,6 +198,14 @@ impl SnapshotFile {
     /// CRC32C of the body.
     pub fn checksum(&self) -> u32 {
         self.body_checksum
+    }
+    /// Whether a majority vouched for the state it holds (M3): only then is it sent, published, or reason to drop log.
+    pub fn is_agreed(&self) -> bool {
+        self.agreed.load(Ordering::Acquire)
+    }
+    /// Says so to all handles of it; what a restart finds is the store's.
+    pub(super) fn note_agreed(&self) {
+        self.agreed.store(true, Ordering::Release);
     }
     /// Where it lay when it was opened.
     pub fn path(&self) -> &Path {

@@ -1,8 +1,9 @@
 //! The directory of snapshots: a new one is written aside, synced, renamed into place and the directory synced;
-//! only then is it current and only then may the log be purged. The newest two are kept.
+//! only then is it current. The newest is kept, the newest two that a majority vouched for (M3), and the one that is being
+//! sent; only those vouched for allow the log to be purged.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,30 +11,51 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::file::{SnapshotError, SnapshotFile};
+use super::partial::{Partial, Wanted};
 use crate::machine::Frozen;
-use crate::types::{LogId, SnapshotMeta, term_of};
+use crate::options::Agreement;
+use crate::types::{LogId, NodeId, SnapshotMeta, term_of};
 
-/// Snapshots kept: the current one, and its predecessor to fall back to.
+/// Agreed snapshots kept: the newest, and its predecessor to fall back to.
 pub const SNAPSHOTS_KEPT: usize = 2;
 const SUFFIX: &str = "snap";
 const TEMPORARY: &str = "tmp";
+/// An empty file of this suffix beside a snapshot: a majority vouched for it.
+const AGREED: &str = "agreed";
+const DAMAGED: &str = "damaged";
 
 /// Snapshots of one member. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct SnapshotStore {
-    dir: Arc<PathBuf>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    agreement: Agreement,
     /// Oldest first.
-    kept: Arc<Mutex<Vec<SnapshotFile>>>,
-    temporaries: Arc<AtomicU64>,
+    kept: Mutex<Vec<SnapshotFile>>,
+    /// What is being sent to whom.
+    held: Mutex<Vec<(NodeId, SnapshotFile)>>,
+    incoming: Mutex<Incoming>,
+    temporaries: AtomicU64,
+}
+
+/// What arrives, and for which stream: an older stream may still be open somewhere.
+#[derive(Debug, Default)]
+struct Incoming {
+    stream: u64,
+    partial: Option<Partial>,
 }
 
 impl SnapshotStore {
-    /// Opens the directory, verifies what lies there and drops what is unfinished. A damaged snapshot is set aside
-    /// with a warning; whether the log can do without it is for the caller to see.
-    pub fn open(dir: &Path) -> Result<SnapshotStore, SnapshotError> {
+    /// Opens the directory, verifies what lies there and drops what is unfinished, but for what had arrived of a snapshot. A
+    /// damaged snapshot is set aside with a warning; whether the log can do without it is for the caller to see.
+    pub fn open(dir: &Path, agreement: Agreement) -> Result<SnapshotStore, SnapshotError> {
         let failed = |source| SnapshotError::Io { path: dir.to_owned(), source };
         fs::create_dir_all(dir).map_err(failed)?;
-        let mut kept = Vec::new();
+        let (mut kept, mut marks) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(dir).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             match path.extension().and_then(|e| e.to_str()) {
@@ -42,28 +64,106 @@ impl SnapshotStore {
                     Err(error @ SnapshotError::Io { .. }) => return Err(error),
                     Err(error) => {
                         tracing::error!(%error, "a snapshot is damaged; falling back to an older one");
-                        fs::rename(&path, path.with_extension("damaged")).map_err(failed)?;
+                        fs::rename(&path, path.with_extension(DAMAGED)).map_err(failed)?;
                     }
                 },
                 Some(TEMPORARY) => fs::remove_file(&path).map_err(failed)?,
+                Some(AGREED) => marks.push(path),
                 _ => {}
             }
         }
+        for mark in marks {
+            match kept.iter().find(|file| file.path().with_extension(AGREED) == mark) {
+                Some(file) => file.note_agreed(),
+                None => fs::remove_file(&mark).map_err(failed)?,
+            }
+        }
+        if agreement == Agreement::OwnWord {
+            kept.iter().for_each(SnapshotFile::note_agreed);
+        }
         kept.sort_by_key(|file| file.meta().last_log_id);
-        let temporaries = Arc::new(AtomicU64::new(0));
-        Ok(SnapshotStore { dir: Arc::new(dir.to_owned()), kept: Arc::new(Mutex::new(kept)), temporaries })
+        let incoming = Incoming { stream: 0, partial: Partial::reopen(dir) };
+        let shared = Shared {
+            dir: dir.to_owned(),
+            agreement,
+            kept: Mutex::new(kept),
+            held: Mutex::default(),
+            incoming: Mutex::new(incoming),
+            temporaries: AtomicU64::new(0),
+        };
+        Ok(SnapshotStore { shared: Arc::new(shared) })
     }
 
     /// The newest snapshot.
     pub fn current(&self) -> Option<SnapshotFile> {
-        self.kept.lock().last().cloned()
+        self.shared.kept.lock().last().cloned()
     }
 
-    /// Log id that the older of the kept snapshots covers: the log after it must stay, so that losing the newer one
+    /// The newest snapshot that a majority vouched for.
+    pub fn agreed(&self) -> Option<SnapshotFile> {
+        self.shared.kept.lock().iter().rfind(|file| file.is_agreed()).cloned()
+    }
+
+    /// Log id that the older of the agreed snapshots covers: the log after it must stay, so that losing the newer one
     /// loses nothing. None while there is but one.
     pub fn fallback(&self) -> Option<LogId> {
-        let kept = self.kept.lock();
-        kept.len().checked_sub(SNAPSHOTS_KEPT).and_then(|at| kept[at].meta().last_log_id)
+        let kept = self.shared.kept.lock();
+        let older = kept.iter().rev().filter(|file| file.is_agreed()).nth(SNAPSHOTS_KEPT - 1);
+        older.and_then(|file| file.meta().last_log_id)
+    }
+
+    /// A majority vouched for this member's state at `index` (M3), and with it for every earlier state that it came from: an
+    /// error in it would have stayed. Durable when it returns.
+    pub fn vouch(&self, index: u64) -> Result<(), SnapshotError> {
+        let mut kept = self.shared.kept.lock();
+        let covers = |file: &SnapshotFile| file.meta().last_log_id.is_none_or(|id| id.index <= index);
+        let vouched: Vec<SnapshotFile> = kept.iter().filter(|f| !f.is_agreed() && covers(f)).cloned().collect();
+        for file in &vouched {
+            self.mark(file)?;
+        }
+        if !vouched.is_empty() {
+            self.sync_dir()?;
+            vouched.iter().for_each(SnapshotFile::note_agreed);
+            self.prune(&mut kept)?;
+        }
+        Ok(())
+    }
+
+    /// Drops every snapshot that no majority vouched for, after this member's state was found to differ (M3).
+    pub fn drop_doubtful(&self) -> Result<(), SnapshotError> {
+        let mut kept = self.shared.kept.lock();
+        let (agreed, doubtful): (Vec<_>, Vec<_>) = kept.drain(..).partition(SnapshotFile::is_agreed);
+        *kept = agreed;
+        for file in doubtful {
+            tracing::warn!(path = %file.path().display(), "snapshot dropped: no majority vouched for it");
+            self.remove(&file)?;
+        }
+        self.sync_dir()
+    }
+
+    /// What to send to a member: what is being sent to one already, or the newest that a majority vouched for. Where there is
+    /// neither, the newest; whoever sends looks whether it is agreed.
+    pub(crate) fn to_send(&self) -> Option<SnapshotFile> {
+        let held = self.shared.held.lock().first().map(|(_, file)| file.clone());
+        held.or_else(|| self.agreed()).or_else(|| self.current())
+    }
+
+    /// From here on this snapshot is being sent to `target`: it stays, and with it the log after it.
+    pub(crate) fn hold(&self, target: NodeId, file: &SnapshotFile) {
+        let mut held = self.shared.held.lock();
+        held.retain(|(to, _)| *to != target);
+        held.push((target, file.clone()));
+    }
+
+    /// What is being sent: to whom, and the index it covers.
+    pub(crate) fn held(&self) -> Vec<(NodeId, u64)> {
+        let held = self.shared.held.lock();
+        held.iter().map(|(to, file)| (*to, file.meta().last_log_id.map_or(0, |id| id.index))).collect()
+    }
+
+    /// It needs it no more.
+    pub(crate) fn release(&self, target: NodeId) {
+        self.shared.held.lock().retain(|(to, _)| *to != target);
     }
 
     /// Writes a frozen state and makes it current. Blocks on the disk.
@@ -80,38 +180,147 @@ impl SnapshotStore {
         result
     }
 
-    /// Begins to take in a snapshot of `length` bytes from a peer.
-    pub fn receive(&self, length: u64) -> Result<Incoming, SnapshotError> {
+    /// How much of a snapshot that a peer offers is here already, durably. Blocks on the disk.
+    pub(crate) fn offered(&self, wanted: &Wanted) -> Result<u64, SnapshotError> {
+        match &mut self.shared.incoming.lock().partial {
+            Some(partial) if partial.wanted() == wanted => partial.sync().map(|()| partial.received()),
+            _ => Ok(0),
+        }
+    }
+
+    /// Begins to take in a snapshot from a peer, or goes on with it; an older stream is over. Answers the stream's number.
+    pub(crate) fn receive(&self, wanted: Wanted) -> Result<u64, SnapshotError> {
+        let mut incoming = self.shared.incoming.lock();
+        incoming.stream += 1;
+        if incoming.partial.as_ref().is_none_or(|partial| *partial.wanted() != wanted) {
+            incoming.partial = Some(Partial::begin(&self.shared.dir, wanted)?);
+        }
+        Ok(incoming.stream)
+    }
+
+    /// Takes the next bytes of a stream. The first ones may be those of the whole snapshot again. Blocks on the disk.
+    pub(crate) fn append(
+        &self,
+        stream: u64,
+        offset: u64,
+        data: &[u8],
+        checksum: Option<u32>,
+    ) -> Result<(), SnapshotError> {
+        let mut incoming = self.shared.incoming.lock();
+        let partial = self.partial_of(&mut incoming, stream)?;
+        if offset == 0 && partial.received() > 0 {
+            *partial = Partial::begin(&self.shared.dir, partial.wanted().clone())?;
+        }
+        partial.append(offset, data, checksum)
+    }
+
+    /// Checks that everything arrived and is what was announced, and syncs it. It is current only once it is published.
+    /// Blocks on the disk.
+    pub(crate) fn finish(&self, stream: u64) -> Result<SnapshotFile, SnapshotError> {
+        let mut incoming = self.shared.incoming.lock();
+        let partial = self.partial_of(&mut incoming, stream)?;
+        if partial.received() < partial.wanted().length {
+            partial.sync()?;
+            let why = format!("{} of {} bytes arrived", partial.received(), partial.wanted().length);
+            return Err(SnapshotError::Damaged { path: self.shared.dir.clone(), why });
+        }
         let path = self.temporary_path();
-        let file = File::create(&path).map_err(|source| SnapshotError::Io { path: path.clone(), source })?;
-        Ok(Incoming { path, file: Some(file), length, received: 0 })
+        match incoming.partial.take() {
+            Some(partial) => partial.finish(&path),
+            None => Err(self.overtaken()),
+        }
+    }
+
+    fn partial_of<'i>(&self, incoming: &'i mut Incoming, stream: u64) -> Result<&'i mut Partial, SnapshotError> {
+        let current = incoming.stream == stream;
+        incoming.partial.as_mut().filter(|_| current).ok_or_else(|| self.overtaken())
+    }
+
+    fn overtaken(&self) -> SnapshotError {
+        let why = "another snapshot began to arrive after this one".to_owned();
+        SnapshotError::Damaged { path: self.shared.dir.clone(), why }
+    }
+
+    /// Removes an arrived snapshot that was not made current.
+    pub(crate) fn drop_unpublished(&self, file: &SnapshotFile) {
+        if is_temporary(file) {
+            remove_quietly(file.path());
+        }
+    }
+
+    /// Makes current what is to be installed: one that is kept here, or one that a leader sent. Leaders send none that is not
+    /// agreed.
+    pub(crate) fn adopt(&self, file: SnapshotFile) -> Result<SnapshotFile, SnapshotError> {
+        let arrived = is_temporary(&file);
+        let file = self.publish(file)?;
+        if arrived && !file.is_agreed() {
+            self.mark(&file)?;
+            self.sync_dir()?;
+            file.note_agreed();
+            self.prune(&mut self.shared.kept.lock())?;
+        }
+        Ok(file)
     }
 
     /// Makes a complete file the current snapshot: durable when this returns. A no-op for the current one.
     pub fn publish(&self, file: SnapshotFile) -> Result<SnapshotFile, SnapshotError> {
-        let mut kept = self.kept.lock();
-        let path = self.dir.join(name(file.meta()));
+        let mut kept = self.shared.kept.lock();
+        let path = self.shared.dir.join(name(file.meta()));
         if file.path() == path {
             return Ok(file);
         }
         let failed = |source| SnapshotError::Io { path: path.clone(), source };
         file.sync()?;
+        // A mark that an unfinished removal left would vouch for this one.
+        remove_quietly(&path.with_extension(AGREED));
+        if self.shared.agreement == Agreement::OwnWord {
+            file.note_agreed();
+        }
         fs::rename(file.path(), &path).map_err(failed)?;
-        File::open(&*self.dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+        self.sync_dir()?;
         let file = file.moved_to(path.clone());
         kept.retain(|old| old.path() != path);
         kept.push(file.clone());
         kept.sort_by_key(|file| file.meta().last_log_id);
-        while kept.len() > SNAPSHOTS_KEPT {
-            let old = kept.remove(0);
-            fs::remove_file(old.path()).map_err(|source| SnapshotError::Io { path: old.path().to_owned(), source })?;
-        }
+        self.prune(&mut kept)?;
         Ok(file)
     }
 
+    /// Removes what is neither the newest, nor one of the newest agreed ones, nor being sent.
+    fn prune(&self, kept: &mut Vec<SnapshotFile>) -> Result<(), SnapshotError> {
+        let held = self.shared.held.lock();
+        let (mut stay, mut go, mut agreed) = (Vec::new(), Vec::new(), 0);
+        for (age, file) in kept.drain(..).rev().enumerate() {
+            agreed += usize::from(file.is_agreed());
+            let newest = age == 0 || (file.is_agreed() && agreed <= SNAPSHOTS_KEPT);
+            let sending = held.iter().any(|(_, sending)| sending.path() == file.path());
+            if newest || sending { stay.push(file) } else { go.push(file) }
+        }
+        stay.reverse();
+        *kept = stay;
+        go.iter().try_for_each(|file| self.remove(file))
+    }
+
+    fn remove(&self, file: &SnapshotFile) -> Result<(), SnapshotError> {
+        // The mark first: it must not vouch for another file of that name.
+        remove_quietly(&file.path().with_extension(AGREED));
+        fs::remove_file(file.path()).map_err(|source| SnapshotError::Io { path: file.path().to_owned(), source })
+    }
+
+    fn mark(&self, file: &SnapshotFile) -> Result<(), SnapshotError> {
+        let path = file.path().with_extension(AGREED);
+        let written = File::create(&path).and_then(|mark| mark.sync_all());
+        written.map_err(|source| SnapshotError::Io { path, source })
+    }
+
+    fn sync_dir(&self) -> Result<(), SnapshotError> {
+        let synced = File::open(&self.shared.dir).and_then(|dir| dir.sync_all());
+        synced.map_err(|source| SnapshotError::Io { path: self.shared.dir.clone(), source })
+    }
+
     fn temporary_path(&self) -> PathBuf {
-        let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
-        self.dir.join(format!("incoming-{number}.{TEMPORARY}"))
+        let number = self.shared.temporaries.fetch_add(1, Ordering::Relaxed);
+        self.shared.dir.join(format!("incoming-{number}.{TEMPORARY}"))
     }
 }
 
@@ -120,190 +329,17 @@ fn name(meta: &SnapshotMeta) -> String {
     format!("{index:020}-{term:020}.{SUFFIX}")
 }
 
+fn is_temporary(file: &SnapshotFile) -> bool {
+    file.path().extension().is_some_and(|e| e == TEMPORARY)
+}
+
 fn remove_quietly(path: &Path) {
     if let Err(error) = fs::remove_file(path)
-        && error.kind() != std::io::ErrorKind::NotFound
+        && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(path = %path.display(), %error, "an unfinished snapshot stays until the next start");
-    }
-}
-
-/// A snapshot that is arriving. Dropped unfinished, it leaves nothing behind.
-#[derive(Debug)]
-pub struct Incoming {
-    path: PathBuf,
-    file: Option<File>,
-    length: u64,
-    received: u64,
-}
-
-impl Incoming {
-    /// Takes the next bytes; they must follow the last ones. Blocks on the disk.
-    pub fn append(&mut self, offset: u64, data: &[u8]) -> Result<(), SnapshotError> {
-        let damaged = |why: String| SnapshotError::Damaged { path: self.path.clone(), why };
-        if offset != self.received {
-            return Err(damaged(format!("a chunk for offset {offset} arrived where {} was next", self.received)));
-        }
-        if data.len() as u64 > self.length - self.received {
-            return Err(damaged(format!("more arrived than the {} bytes announced", self.length)));
-        }
-        let file = self.file.as_mut().ok_or_else(|| damaged("it is complete already".to_owned()))?;
-        file.write_all(data).map_err(|source| SnapshotError::Io { path: self.path.clone(), source })?;
-        self.received += data.len() as u64;
-        Ok(())
-    }
-
-    /// Checks that everything arrived and is what `meta` and `checksum` announced, and syncs it. Blocks on the disk.
-    pub fn finish(mut self, meta: &SnapshotMeta, checksum: u32) -> Result<SnapshotFile, SnapshotError> {
-        let damaged = |why: String| SnapshotError::Damaged { path: self.path.clone(), why };
-        if self.received != self.length {
-            return Err(damaged(format!("{} of {} bytes arrived", self.received, self.length)));
-        }
-        let file = SnapshotFile::open(&self.path)?;
-        if file.meta() != meta || file.checksum() != checksum {
-            return Err(damaged("it is another snapshot than was announced".to_owned()));
-        }
-        file.verify()?;
-        file.sync()?;
-        // From here on the file is the caller's.
-        self.file = None;
-        Ok(file)
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        if self.file.take().is_some() {
-            remove_quietly(&self.path);
-        }
+        tracing::warn!(path = %path.display(), %error, "a file beside the snapshots stays until the next start");
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use super::*;
-    use crate::types::log_id;
-
-    struct Bytes(Vec<u8>);
-    impl Frozen for Bytes {
-        fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
-            out.write_all(&self.0)
-        }
-    }
-
-    fn meta(index: u64) -> SnapshotMeta {
-        SnapshotMeta { last_log_id: Some(log_id(3, index)), ..Default::default() }
-    }
-
-    fn body(index: u64) -> Box<Bytes> {
-        Box::new(Bytes(vec![index as u8; 100_000]))
-    }
-
-    fn read(file: &SnapshotFile) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut reader = file.reader();
-        io::Read::read_to_end(&mut reader, &mut bytes).unwrap();
-        reader.finish().unwrap();
-        bytes
-    }
-
-    #[test]
-    fn the_newest_two_are_kept_and_found_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(dir.path()).unwrap();
-        assert!(store.current().is_none());
-        for index in [5, 9, 200] {
-            store.write(&meta(index), body(index)).unwrap();
-        }
-        assert_eq!(store.fallback(), Some(log_id(3, 9)));
-        let again = SnapshotStore::open(dir.path()).unwrap();
-        assert_eq!(again.current().unwrap().meta(), &meta(200));
-        assert_eq!(read(&again.current().unwrap()), body(200).0);
-        assert_eq!(again.fallback(), Some(log_id(3, 9)));
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
-    }
-
-    /// Tried without the check of the body at opening: fails.
-    #[test]
-    fn any_damage_falls_back_to_the_older_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(dir.path()).unwrap();
-        store.write(&meta(5), body(5)).unwrap();
-        let newest = store.write(&meta(9), body(9)).unwrap();
-        let whole = fs::read(newest.path()).unwrap();
-        let stride = 997;
-        let mut damaged: Vec<Vec<u8>> = (0..whole.len())
-            .step_by(stride)
-            .chain(whole.len() - 16..whole.len())
-            .chain(0..60)
-            .map(|at| {
-                let mut bytes = whole.clone();
-                bytes[at] ^= 0x10;
-                bytes
-            })
-            .collect();
-        damaged.extend((0..whole.len()).step_by(stride).map(|at| whole[..at].to_vec()));
-        damaged.push([whole.clone(), vec![0]].concat());
-        for bytes in damaged {
-            fs::write(newest.path(), &bytes).unwrap();
-            let again = SnapshotStore::open(dir.path()).unwrap();
-            assert_eq!(again.current().unwrap().meta(), &meta(5));
-            fs::remove_file(newest.path().with_extension("damaged")).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_failed_write_leaves_the_current_one() {
-        struct Failing;
-        impl Frozen for Failing {
-            fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
-                out.write_all(&[1; 10])?;
-                Err(io::Error::other("no space"))
-            }
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let store = SnapshotStore::open(dir.path()).unwrap();
-        store.write(&meta(5), body(5)).unwrap();
-        store.write(&meta(9), Box::new(Failing)).unwrap_err();
-        assert_eq!(store.current().unwrap().meta(), &meta(5));
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn only_a_complete_and_announced_snapshot_is_taken_in() {
-        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let sent = SnapshotStore::open(from.path()).unwrap().write(&meta(9), body(9)).unwrap();
-        let store = SnapshotStore::open(to.path()).unwrap();
-        let whole = sent.read_at(0, sent.length() as usize).unwrap();
-
-        let mut incoming = store.receive(sent.length()).unwrap();
-        incoming.append(0, &whole[..1000]).unwrap();
-        assert!(incoming.append(999, &whole[999..]).is_err(), "a gap or repeat");
-        assert!(incoming.append(1000, &[&whole[1000..], &[0]].concat()).is_err(), "too long");
-        drop(incoming);
-
-        let mut cut = store.receive(sent.length()).unwrap();
-        cut.append(0, &whole[..1000]).unwrap();
-        assert!(cut.finish(sent.meta(), sent.checksum()).is_err());
-
-        let mut flipped = whole.to_vec();
-        flipped[5000] ^= 1;
-        let mut incoming = store.receive(sent.length()).unwrap();
-        incoming.append(0, &flipped).unwrap();
-        assert!(incoming.finish(sent.meta(), sent.checksum()).is_err());
-
-        let mut other = store.receive(sent.length()).unwrap();
-        other.append(0, &whole).unwrap();
-        assert!(other.finish(&meta(10), sent.checksum()).is_err());
-        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "nothing is left behind");
-
-        let mut incoming = store.receive(sent.length()).unwrap();
-        incoming.append(0, &whole[..77]).unwrap();
-        incoming.append(77, &whole[77..]).unwrap();
-        let file = store.publish(incoming.finish(sent.meta(), sent.checksum()).unwrap()).unwrap();
-        assert_eq!(read(&file), body(9).0);
-        assert_eq!(SnapshotStore::open(to.path()).unwrap().current().unwrap().meta(), &meta(9));
-    }
-}
+mod tests;

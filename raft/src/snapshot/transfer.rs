@@ -1,8 +1,13 @@
-//! What precedes a snapshot on the wire: who leads, what the snapshot covers, how long it is and its checksum.
+//! What precedes a snapshot on the wire: who leads, what the snapshot covers, how long it is and its checksum; and where
+//! the receiver wants it to begin.
+
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::file::SnapshotFile;
+use super::pace::Pace;
+use super::partial::Wanted;
 use crate::codec::{self, CodecError};
 use crate::types::{SnapshotMeta, Vote};
 
@@ -24,6 +29,11 @@ pub(crate) struct Offer {
 impl Offer {
     pub(crate) fn new(vote: Vote, file: &SnapshotFile) -> Offer {
         Offer { vote, meta: file.meta().clone(), length: file.length(), checksum: file.checksum() }
+    }
+
+    /// The snapshot, whoever sends it.
+    pub(crate) fn wanted(&self) -> Wanted {
+        Wanted { meta: self.meta.clone(), length: self.length, checksum: self.checksum }
     }
 
     /// `length: u64, checksum: u32, vote frame length: u32, vote frame, meta frame`, little endian.
@@ -53,6 +63,37 @@ impl Offer {
     }
 }
 
+/// A snapshot on its way to a member.
+#[derive(Clone, Debug)]
+pub struct Feed {
+    /// What precedes it.
+    pub offer: Bytes,
+    /// The snapshot.
+    pub file: SnapshotFile,
+    /// Where to begin: what is before it, the receiver has.
+    pub from: u64,
+    /// How fast.
+    pub pace: Arc<Pace>,
+}
+
+/// The answer to an offer: how much is there already. Members that know no offers answer nothing.
+pub(crate) fn encode_offset(offset: u64) -> Bytes {
+    Bytes::copy_from_slice(&offset.to_le_bytes())
+}
+
+/// Reads the answer to an offer of `length` bytes.
+pub(crate) fn decode_offset(answer: &[u8], length: u64) -> Result<u64, CodecError> {
+    if answer.is_empty() {
+        return Ok(0);
+    }
+    let bytes = answer.try_into().map_err(|_| CodecError::Invalid { what: "answer to a snapshot offer" })?;
+    let offset = u64::from_le_bytes(bytes);
+    if offset > length {
+        return Err(CodecError::Invalid { what: "offset of a snapshot" });
+    }
+    Ok(offset)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,5 +109,13 @@ mod tests {
         for at in 0..bytes.len() {
             assert!(Offer::decode(bytes.slice(..at)).is_err());
         }
+    }
+
+    #[test]
+    fn an_answer_beyond_the_snapshot_is_refused() {
+        assert_eq!(decode_offset(&encode_offset(7), 7), Ok(7));
+        assert_eq!(decode_offset(&[], 7), Ok(0));
+        assert!(decode_offset(&encode_offset(8), 7).is_err());
+        assert!(decode_offset(&[1, 2, 3], 7).is_err());
     }
 }

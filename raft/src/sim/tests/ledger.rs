@@ -6,7 +6,7 @@ use std::io;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::machine::{Frozen, LogPosition, MachineError, StateMachine};
+use crate::machine::{Frozen, LogPosition, MachineError, StateMachine, Unsound};
 
 /// A proposal that no machine accepts.
 const POISON: u64 = u64::MAX;
@@ -20,12 +20,53 @@ pub(super) struct Book {
     pub(super) hash: u64,
 }
 
+impl Book {
+    /// The hash from the entries; of no meaning where proposals were repeated.
+    fn recomputed(&self) -> u64 {
+        let mut pairs: Vec<(u64, u64)> = self.entries.iter().map(|(id, index)| (*index, *id)).collect();
+        pairs.sort_unstable();
+        pairs.into_iter().fold(0, |hash, (index, id)| chain(hash, id, index))
+    }
+}
+
+fn chain(hash: u64, id: u64, index: u64) -> u64 {
+    hash.rotate_left(7).wrapping_mul(0x0100_0000_01b3) ^ id ^ index << 32
+}
+
 #[derive(Default)]
 pub(super) struct Ledger {
     book: Mutex<Book>,
+    /// The hash at every index that was applied here.
+    hashes: Mutex<BTreeMap<u64, u64>>,
+    /// Bytes that make snapshots longer than they need be.
+    padding: usize,
 }
 
+struct Copy(Book, usize);
+
 impl Ledger {
+    /// One with long snapshots.
+    pub(super) fn padded(padding: usize) -> Ledger {
+        Ledger { padding, ..Ledger::default() }
+    }
+
+    /// The hash once `index` was applied.
+    pub(super) fn hash_at(&self, index: u64) -> Option<u64> {
+        self.hashes.lock().get(&index).copied()
+    }
+
+    /// A bit of the kept-up hash flips: as an error in what apply does would show.
+    pub(super) fn flip_hash(&self) {
+        self.book.lock().hash ^= 1 << 17;
+    }
+
+    /// A bit of a record flips in memory, which the kept-up hash does not notice.
+    pub(super) fn flip_record(&self) {
+        if let Some(index) = self.book.lock().entries.values_mut().next() {
+            *index ^= 1 << 40;
+        }
+    }
+
     pub(super) fn payload(id: u64) -> Bytes {
         // Some are long, so that batches differ.
         let mut bytes = id.to_le_bytes().to_vec();
@@ -56,19 +97,30 @@ impl StateMachine for Ledger {
             .map(|bytes| u64::from_le_bytes(*bytes))
             .ok_or_else(|| MachineError::new("too short"))?;
         if id == POISON {
-            return Err(MachineError::new("poison"));
+            return Err(MachineError::new("poison").at_op(0));
         }
         if book.applied.is_some_and(|before| at.index != before.index + 1) {
             return Err(MachineError::new(format!("applied {at} after {:?}", book.applied)));
         }
         book.repeated += u64::from(book.entries.insert(id, at.index).is_some());
-        book.hash = book.hash.rotate_left(7).wrapping_mul(0x0100_0000_01b3) ^ id ^ at.index << 32;
+        book.hash = chain(book.hash, id, at.index);
         book.applied = Some(at);
+        self.hashes.lock().insert(at.index, book.hash);
         Ok(book.entries.len() as u64)
     }
 
+    fn apply_skipping(&self, at: LogPosition, _payload: &[u8], skipped: &[u32]) -> Result<u64, MachineError> {
+        if skipped != [0] {
+            return Err(MachineError::new(format!("{skipped:?} is not the only op")));
+        }
+        self.skip(at);
+        Ok(0)
+    }
+
     fn skip(&self, at: LogPosition) {
-        self.book.lock().applied = Some(at);
+        let mut book = self.book.lock();
+        book.applied = Some(at);
+        self.hashes.lock().insert(at.index, book.hash);
     }
 
     fn applied(&self) -> Option<LogPosition> {
@@ -76,7 +128,7 @@ impl StateMachine for Ledger {
     }
 
     fn freeze(&self) -> Box<dyn Frozen> {
-        Box::new(self.book())
+        Box::new(Copy(self.book(), self.padding))
     }
 
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
@@ -84,22 +136,26 @@ impl StateMachine for Ledger {
         input.read_to_end(&mut bytes).map_err(|e| MachineError::new(e.to_string()))?;
         let words: Vec<u64> =
             bytes.chunks_exact(8).filter_map(|c| c.first_chunk().map(|b| u64::from_le_bytes(*b))).collect();
-        let [hash, repeated, pairs @ ..] = &words[..] else {
+        let [hash, repeated, count, pairs @ ..] = &words[..] else {
             return Err(MachineError::new("the snapshot is too short"));
         };
-        let entries = pairs.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let entries = pairs.chunks_exact(2).take(*count as usize).map(|pair| (pair[0], pair[1])).collect();
+        self.hashes.lock().insert(at.index, *hash);
         *self.book.lock() = Book { applied: Some(at), entries, repeated: *repeated, hash: *hash };
         Ok(())
     }
 }
 
-impl Frozen for Book {
+impl Frozen for Copy {
     fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
-        for word in
-            [self.hash, self.repeated].into_iter().chain(self.entries.iter().flat_map(|(id, index)| [*id, *index]))
-        {
-            out.write_all(&word.to_le_bytes())?;
+        let Copy(book, padding) = *self;
+        if book.repeated == 0 && book.recomputed() != book.hash {
+            return Err(Unsound(format!("the entries hash to {:x}, kept is {:x}", book.recomputed(), book.hash)).into());
         }
-        Ok(())
+        let head = [book.hash, book.repeated, book.entries.len() as u64];
+        let words = head.into_iter().chain(book.entries.iter().flat_map(|(id, index)| [*id, *index]));
+        words.into_iter().try_for_each(|word| out.write_all(&word.to_le_bytes()))?;
+        let filler: Vec<u8> = (0..padding).map(|at| at as u8).collect();
+        out.write_all(&filler)
     }
 }
