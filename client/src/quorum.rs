@@ -201,6 +201,7 @@ impl Quorum {
                 node_id: 0,
                 protocol_version: PROTOCOL_VERSION,
                 build: env!("CARGO_PKG_VERSION").to_owned(),
+                ancestors: Vec::new(),
             }),
             client_uuid: Bytes::copy_from_slice(&self.settings.client_uuid),
             host_id: self.settings.host_id.clone(),

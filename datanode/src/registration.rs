@@ -143,6 +143,7 @@ pub(crate) fn wire_identity(cluster: Option<ClusterId>, history: History, node: 
         node_id: node.0,
         protocol_version: PROTOCOL_VERSION,
         build: env!("CARGO_PKG_VERSION").to_owned(),
+        ancestors: Vec::new(),
     }
 }
 

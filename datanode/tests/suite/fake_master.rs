@@ -162,6 +162,7 @@ impl Service {
             node_id: 1,
             protocol_version: PROTOCOL_VERSION,
             build: "fake".into(),
+            ancestors: Vec::new(),
         }
     }
 

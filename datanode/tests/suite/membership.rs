@@ -47,6 +47,7 @@ async fn describes_itself_to_its_own_cluster_only() {
         node_id: 0,
         protocol_version: PROTOCOL_VERSION,
         build: "test".into(),
+        ancestors: Vec::new(),
     };
     let mut describe = async |identity| client.describe(v1::DescribeRequest { identity }).await.unwrap().into_inner();
     let described = describe(Some(ours.clone())).await;
