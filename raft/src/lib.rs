@@ -37,6 +37,8 @@ mod propose;
 mod read;
 #[cfg(feature = "rocksdb")]
 mod recover;
+#[cfg(feature = "rocksdb")]
+mod restore;
 mod retired;
 mod roll_call;
 #[cfg(any(test, feature = "sim"))]
@@ -46,6 +48,8 @@ mod status;
 mod tokio_node;
 mod transfer;
 pub mod types;
+#[cfg(feature = "rocksdb")]
+mod unfinished;
 
 pub use compaction::CompactError;
 pub use election::ElectionProfile;
@@ -64,6 +68,8 @@ pub use propose::{Applied, ProposeError};
 pub use read::ReadError;
 #[cfg(feature = "rocksdb")]
 pub use recover::{Facts, LastOne};
+#[cfg(feature = "rocksdb")]
+pub use restore::{Restored, is_vacant};
 pub use status::{MemberStatus, NodeStatus};
 pub use tokio_node::{Node, NodeService};
 pub use transfer::TransferError;

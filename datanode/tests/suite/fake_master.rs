@@ -191,6 +191,7 @@ impl Service {
             heartbeat_interval_ms: 20,
             log_time_ms: state.log_time_ms,
             term: state.term,
+            registered_history: 0,
         };
         drop(state);
         self.quorum.changed();

@@ -364,6 +364,7 @@ async fn verifies_in_place_on_the_leaders_word() {
     world.put(&place, &pattern(300_000, 1)).await.unwrap();
     let c = place.capability;
     let question = v1::VerifyReplica {
+        history: 0,
         object_id: c.object.0,
         replica_id: c.replica.0,
         segment_id: c.segment.0,

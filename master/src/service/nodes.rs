@@ -307,7 +307,7 @@ impl v1::node_service_server::NodeService for NodeFace {
         let answer = NodeFace::register(self, request.get_ref()).await;
         Ok(Response::new(answer.unwrap_or_else(|error| {
             // Who refuses: one that belongs to a cluster of before learns of its successor (I3).
-            let identity = (error.code() == ErrorCode::WrongCluster).then(|| self.service.identity());
+            let identity = Some(self.service.identity());
             v1::RegisterResponse { error: Some(error.into()), identity, ..Default::default() }
         })))
     }
