@@ -13,6 +13,7 @@ use tidepool_proto::Address;
 use crate::config::flags::{DatanodeFlags, MasterFlags, SharedFlags};
 use crate::config::setting::MASTER_PORT;
 use crate::output::Format;
+use crate::snapshot_bench::SnapshotBenchOptions;
 use crate::trace::TraceOptions;
 
 /// A shared pool of KV cache for LLM serving: hosts lend memory, engines put and get, a quorum of masters keeps
@@ -70,6 +71,8 @@ pub enum Command {
     Status,
     /// See who belongs to the quorum, and change it
     Member(MemberArgs),
+    /// Take a snapshot of the directory now, and look at those that are published
+    Snapshot(SnapshotArgs),
     /// Hand leadership to another master
     TransferLeader(TransferArgs),
     /// Measure, beside a ceiling of the same shape taken in the same run
@@ -455,6 +458,53 @@ fn parse_new_member(text: &str) -> Result<NewMember, String> {
     Ok(NewMember { node_id, address })
 }
 
+/// `tidepool snapshot`.
+#[derive(clap::Args, Debug)]
+pub struct SnapshotArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: SnapshotCommand,
+}
+
+/// What to do with snapshots.
+#[derive(Subcommand, Debug)]
+pub enum SnapshotCommand {
+    /// Have a master write its directory now, and publish it if it was told where
+    Take {
+        /// Node id of that master; without it, a standby if there is one
+        #[arg(long, value_name = "NODE_ID")]
+        node: Option<u64>,
+    },
+    /// List what is published; needs no master
+    List {
+        /// Where.
+        #[command(flatten)]
+        from: SnapshotFrom,
+    },
+    /// Read every byte of what is published; exit code 7 when nothing could be restored, 6 when some could not
+    Verify {
+        /// Where.
+        #[command(flatten)]
+        from: SnapshotFrom,
+    },
+    /// Say whose a snapshot is and what is in it; without a name, the newest
+    Show {
+        /// Where.
+        #[command(flatten)]
+        from: SnapshotFrom,
+    },
+}
+
+/// Which snapshots are meant.
+#[derive(clap::Args, Debug)]
+pub struct SnapshotFrom {
+    /// Only this one: its name, or its path below the URL
+    pub snapshot: Option<String>,
+    /// Where they are: file:///path or s3://bucket/prefix; without it, master.snapshot_url
+    #[arg(long, value_name = "URL")]
+    pub from: Option<String>,
+}
+
 /// `tidepool transfer-leader`.
 #[derive(clap::Args, Debug)]
 pub struct TransferArgs {
@@ -508,6 +558,8 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Replay a trace of requests against eviction policies: how much of the prompts' prefixes stays cached
     Trace(TraceOptions),
+    /// Write images of a directory while it is changed at full speed: how long, and how long it held up who serves
+    Snapshot(SnapshotBenchOptions),
 }
 
 /// `tidepool drill`.

@@ -16,6 +16,7 @@ mod panic;
 mod port_file;
 mod process;
 mod signals;
+mod snapshot_bench;
 mod trace;
 
 use std::process::ExitCode;
@@ -122,6 +123,7 @@ async fn run(
         Command::Task(args) => commands::task::run(&context, &args).await,
         Command::Tenant(args) => commands::tenant::run(&context, &args).await,
         Command::Member(args) => commands::member::run(&context, &args).await,
+        Command::Snapshot(args) => commands::snapshot::run(&context, &args.command).await,
         Command::TransferLeader(args) => commands::transfer_leader::run(&context, &args).await,
         Command::Doctor(args) => commands::doctor::run(&context, &args).await,
         Command::Config(args) => match args.command {

@@ -9,6 +9,7 @@
 pub mod directory;
 pub mod eviction;
 mod service;
+pub mod snapshots;
 
 pub use service::{
     DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped,

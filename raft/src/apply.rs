@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::{Stream, StreamExt};
 use openraft::OptionalSend;
+use openraft::async_runtime::{AsyncRuntime, Instant};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use parking_lot::Mutex;
+use prometheus::HistogramVec;
 use tokio::sync::Notify;
 
 use crate::failure::{Failure, FatalError};
@@ -38,6 +40,8 @@ pub(crate) struct Applied<M> {
     pub(crate) bytes_since_snapshot: AtomicU64,
     pub(crate) entries_since_snapshot: AtomicU64,
     pub(crate) entries_applied: AtomicU64,
+    /// Seconds that one step held the apply loop, by step.
+    held: HistogramVec,
 }
 
 #[derive(Clone, Default)]
@@ -81,7 +85,12 @@ fn position(id: &LogId) -> LogPosition {
 }
 
 impl<M: StateMachine> Applied<M> {
-    pub(crate) fn new(machine: Arc<M>, snapshots: SnapshotStore, failure: Arc<Failure>) -> Arc<Applied<M>> {
+    pub(crate) fn new(
+        machine: Arc<M>,
+        snapshots: SnapshotStore,
+        failure: Arc<Failure>,
+        held: HistogramVec,
+    ) -> Arc<Applied<M>> {
         Arc::new(Applied {
             machine,
             snapshots,
@@ -91,7 +100,17 @@ impl<M: StateMachine> Applied<M> {
             bytes_since_snapshot: AtomicU64::new(0),
             entries_since_snapshot: AtomicU64::new(0),
             entries_applied: AtomicU64::new(0),
+            held,
         })
+    }
+
+    /// Runs one step of the apply loop and notes how long it took.
+    fn hold<C: Host, T>(&self, step: &str, work: impl FnOnce() -> T) -> T {
+        let began = <C::AsyncRuntime as AsyncRuntime>::Instant::now();
+        let done = work();
+        let held = <C::AsyncRuntime as AsyncRuntime>::Instant::now() - began;
+        self.held.with_label_values(&[step]).observe(held.as_secs_f64());
+        done
     }
 
     fn apply(&self, id: &LogId, payload: &EntryPayload) -> Result<Option<M::Outcome>, io::Error> {
@@ -185,7 +204,7 @@ where
     {
         while let Some(next) = entries.next().await {
             let (entry, responder) = next.map_err(|e| self.shared.storage_failed(e))?;
-            let outcome = self.shared.apply(&entry.log_id, &entry.payload)?;
+            let outcome = self.shared.hold::<C, _>("entry", || self.shared.apply(&entry.log_id, &entry.payload))?;
             if let Some(responder) = responder {
                 responder.send(outcome);
             }
@@ -200,7 +219,7 @@ where
         let entries = self.shared.entries_since_snapshot.load(Ordering::Relaxed);
         Builder {
             meta: self.shared.meta(),
-            state: Mutex::new(Some(self.shared.machine.freeze())),
+            state: Mutex::new(Some(self.shared.hold::<C, _>("freeze", || self.shared.machine.freeze()))),
             covers: (bytes, entries),
             shared: self.shared.clone(),
             config: PhantomData,
@@ -247,7 +266,7 @@ where
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         let state = self.state.lock().take().ok_or_else(|| io::Error::other("a snapshot builder builds once"))?;
         let (shared, meta) = (self.shared.clone(), self.meta.clone());
-        let written: Result<SnapshotFile, SnapshotError> = C::blocking(move || shared.snapshots.write(&meta, state))
+        let written: Result<SnapshotFile, SnapshotError> = C::background(move || shared.snapshots.write(&meta, state))
             .await
             .map_err(|e| self.shared.storage_failed(e))?;
         let file = match written {

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::time::Duration;
 
+use crate::background::background;
 use crate::types::{Config, TokioConfig};
 
 /// The machine under a node.
@@ -14,6 +15,15 @@ pub trait Host: Config {
     where
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static;
+
+    /// As [`Host::blocking`], for work that is long and may wait: it must not take the processor from who serves.
+    fn background<T, F>(work: F) -> impl Future<Output = io::Result<T>> + Send
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        Self::blocking(work)
+    }
 
     /// A random number, for identities.
     fn random() -> u128;
@@ -30,6 +40,14 @@ impl<O: std::fmt::Debug + Send + Sync + 'static> Host for TokioConfig<O> {
         T: Send + 'static,
     {
         tokio::task::spawn_blocking(work).await.map_err(io::Error::other)
+    }
+
+    async fn background<T, F>(work: F) -> io::Result<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        background("image", work).await
     }
 
     fn random() -> u128 {

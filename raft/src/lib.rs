@@ -11,6 +11,7 @@
 #![cfg_attr(not(any(test, feature = "rocksdb", feature = "sim")), allow(dead_code))]
 
 mod apply;
+mod background;
 mod belonging;
 mod bootstrap;
 pub mod codec;
@@ -51,6 +52,7 @@ pub mod types;
 #[cfg(feature = "rocksdb")]
 mod unfinished;
 
+pub use background::background;
 pub use compaction::CompactError;
 pub use election::ElectionProfile;
 pub use failure::FatalError;

@@ -1,6 +1,6 @@
 //! Prometheus metrics of one member. The registry is the node's own; the process that hosts it gathers it.
 
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use crate::leadership::Role;
 use crate::status::NodeStatus;
@@ -11,6 +11,7 @@ pub(crate) struct NodeMetrics {
     pub(crate) registry: Registry,
     pub(crate) proposals: IntCounterVec,
     pub(crate) propose_seconds: Histogram,
+    pub(crate) apply_held: HistogramVec,
     pub(crate) reads: IntCounter,
     pub(crate) read_rounds: IntCounter,
     pub(crate) suspensions: IntCounter,
@@ -48,6 +49,17 @@ impl NodeMetrics {
                 Histogram::with_opts(
                     HistogramOpts::new("tidepool_raft_propose_seconds", "Time from a proposal to its outcome.")
                         .buckets(buckets),
+                ),
+            )?,
+            apply_held: add(
+                &registry,
+                HistogramVec::new(
+                    HistogramOpts::new(
+                        "tidepool_raft_apply_held_seconds",
+                        "Time that one step held the apply loop: an entry, or the freeze that begins a snapshot.",
+                    )
+                    .buckets(prometheus::exponential_buckets(0.000_01, 2.0, 20)?),
+                    &["step"],
                 ),
             )?,
             reads: counter("tidepool_raft_linearizable_reads_total", "Callers of the read barrier.")?,

@@ -34,6 +34,7 @@ use crate::open::OpenError;
 use crate::options::{Member, Options};
 use crate::propose::{Applied, ProposeError, hint};
 use crate::read::{ReadBarrier, ReadError, SuspendWatch};
+use crate::snapshot::SnapshotFile;
 use crate::status::{NodeStatus, member_statuses};
 use crate::transfer::{TransferError, catch_up_limit, choose, handover_limit, lacks};
 use crate::types::{CommittedLeaderId, PAYLOAD_BYTES_MAX, Payload, term_of};
@@ -442,6 +443,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     /// Snapshots the state and purges the log behind it, now. Answers the index that the snapshot covers.
     pub async fn compact(&self) -> Result<u64, CompactError> {
         self.inner.compactor.compact().await
+    }
+
+    /// The newest snapshot on disk.
+    pub fn current_snapshot(&self) -> Option<SnapshotFile> {
+        self.inner.parts.machine.snapshots.current()
     }
 
     /// Resolves when the node stopped for good: the process must exit. Never, if it is shut down.

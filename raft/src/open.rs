@@ -114,7 +114,7 @@ where
     let metrics = NodeMetrics::new(log.registry).map_err(|e| OpenError::corrupt(format!("metrics: {e}")))?;
     let used = !log.report.is_pristine() || snapshots.current().is_some();
     let fence = Arc::new(StartupFence::new(options.election, used, options.fence));
-    let applied = Applied::new(machine, snapshots, log.failure.clone());
+    let applied = Applied::new(machine, snapshots, log.failure.clone(), metrics.apply_held.clone());
     let network = network(identity.clone());
     let config = options.election.openraft_config().validate();
     let config = Arc::new(config.map_err(|e| OpenError(Error::new(ErrorCode::InvalidParams, e.to_string())))?);

@@ -53,6 +53,9 @@ pub async fn bench(context: &Context, args: &BenchArgs) -> anyhow::Result<Exit> 
         (Some(BenchCommand::Trace(options)), _) => {
             crate::trace::run(options, &binary()?, &mut Printer::new(format)).await?;
         }
+        (Some(BenchCommand::Snapshot(options)), _) => {
+            crate::snapshot_bench::run(options, &mut Printer::new(format)).await?;
+        }
         (None, Some(options)) => tidepool_chaos_tests::bench::run(options, &binary()?, format).await?,
         (None, None) => return Err(Failed::usage("name a suite; see: tidepool bench --help")),
     }

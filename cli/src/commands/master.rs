@@ -187,6 +187,14 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     options.slow_call = config.duration("master.slow_call");
     options.snapshot_log_bytes = config.size("master.snapshot_log_bytes");
     options.keep_log_entries = config.integer("master.keep_log_entries");
+    options.snapshot_location = match config.text("master.snapshot_url") {
+        "" => None,
+        url => Some(url.parse().map_err(|error| Failed::usage(format!("master.snapshot_url: {error}")))?),
+    };
+    options.snapshot_interval = config.duration("master.snapshot_interval");
+    options.snapshot_retain = config.integer("master.snapshot_retain") as usize;
+    options.snapshot_upload_bytes_per_second = config.size("master.snapshot_upload_bytes_per_s");
+    options.snapshot_on_shutdown = config.boolean("master.snapshot_on_shutdown");
     check_order(config, "master.lease_ttl", "master.lease_ttl_max")?;
     check_order(config, "master.node_heartbeat_interval", "master.node_suspect_timeout")?;
     check_order(config, "master.node_suspect_timeout", "master.node_forget_timeout")?;

@@ -16,6 +16,7 @@ pub mod member_recover;
 pub mod pin;
 pub mod put;
 pub mod rm;
+pub mod snapshot;
 pub mod stat;
 pub mod status;
 pub mod task;

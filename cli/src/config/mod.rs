@@ -6,5 +6,5 @@ pub mod layers;
 pub mod setting;
 pub mod value;
 
-pub use layers::{Config, Layers};
+pub use layers::{Config, Layers, Origin};
 pub use setting::{Section, Setting};

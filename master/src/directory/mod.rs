@@ -19,7 +19,7 @@ mod digest;
 mod eviction;
 mod free_space;
 mod groups;
-mod image;
+pub mod image;
 mod invariants;
 pub mod limits;
 mod listing;

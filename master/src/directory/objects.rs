@@ -6,7 +6,7 @@ use super::op::{DataType, TenantId};
 use hashbrown::HashTable;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
@@ -148,6 +148,8 @@ impl Location {
 
 /// Records allocate in chunks, so that a slab never doubles.
 const CHUNK: usize = 32;
+/// Memory of one entry of an undo list, beside the key: a tree's nodes are two thirds full.
+const UNDO_ENTRY_BYTES: u64 = (size_of::<(u32, Option<Record>)>() * 3 / 2) as u64;
 type Chunk = Box<[Option<Record>; CHUNK]>;
 
 /// One shard of the key space.
@@ -159,6 +161,8 @@ pub(super) struct Shard {
     len: usize,
     /// While a freeze is written: the slots changed since, as they were (None: vacant).
     undo: Option<BTreeMap<u32, Option<Record>>>,
+    /// Memory of what was noted there, about.
+    undo_bytes: u64,
 }
 
 impl Shard {
@@ -182,7 +186,10 @@ impl Shard {
     fn note(&mut self, slot: u32) {
         let Some(undo) = &mut self.undo else { return };
         let place = self.chunks.get(slot as usize / CHUNK).map(|chunk| &chunk[slot as usize % CHUNK]);
-        undo.entry(slot).or_insert_with(|| place.and_then(Option::clone));
+        if let btree_map::Entry::Vacant(entry) = undo.entry(slot) {
+            let noted = entry.insert(place.and_then(Option::clone));
+            self.undo_bytes += UNDO_ENTRY_BYTES + noted.as_ref().map_or(0, |record| record.key.len() as u64);
+        }
     }
 
     /// All records as they were at the freeze, in no meaningful order.
@@ -372,8 +379,19 @@ impl Shards {
 
     /// Ends the undo lists.
     pub(super) fn thaw(&self) {
-        self.shards.iter().for_each(|shard| shard.write().undo = None);
+        for shard in &self.shards {
+            let mut shard = shard.write();
+            (shard.undo, shard.undo_bytes) = (None, 0);
+        }
         self.is_frozen.store(false, Ordering::SeqCst);
+    }
+
+    /// Memory that the undo lists take, about: at most one copy of every record.
+    pub(super) fn undo_bytes(&self) -> u64 {
+        if !self.is_frozen.load(Ordering::SeqCst) {
+            return 0;
+        }
+        self.shards.iter().map(|shard| shard.read().undo_bytes).sum()
     }
 
     /// Grows when the whole content is replaced.

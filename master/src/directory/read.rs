@@ -184,6 +184,11 @@ impl Directory {
         counts
     }
 
+    /// Memory that a freeze which is being written holds beside the state, about; 0 without one.
+    pub fn freeze_bytes(&self) -> u64 {
+        self.shards.undo_bytes()
+    }
+
     /// The replicated settings.
     pub fn config(&self) -> ConfigState {
         self.core.read().config

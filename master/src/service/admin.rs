@@ -10,11 +10,13 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
-use super::{hot, members, recency, tasks, tenants};
+use super::{hot, members, recency, snapshots, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
 const DIGEST_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Longest wait for a snapshot that was asked for; it goes on after that.
+const SNAPSHOT_WAIT_MAX: Duration = Duration::from_secs(3_600);
 
 /// The gRPC face for operators.
 pub struct AdminFace {
@@ -186,6 +188,14 @@ impl v1::admin_service_server::AdminService for AdminFace {
         request: Request<v1::ChangeMembersRequest>,
     ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
         Ok(Response::new(members::change(&self.service, request.get_ref()).await))
+    }
+
+    async fn take_snapshot(
+        &self,
+        request: Request<v1::TakeSnapshotRequest>,
+    ) -> Result<Response<v1::TakeSnapshotResponse>, Status> {
+        let limit = Duration::from_millis(u64::from(request.get_ref().remaining_ms)).min(SNAPSHOT_WAIT_MAX);
+        Ok(Response::new(snapshots::on_demand(&self.service, limit).await))
     }
 
     async fn share_recency(

@@ -19,6 +19,7 @@ use super::metrics::ServiceMetrics;
 use super::options::MasterOptions;
 use super::recency::Standbys;
 use super::refusal;
+use super::snapshots::Snapshots;
 use super::tenure::Tenure;
 use crate::directory::{Ancestors, Directory, Op, Outcome};
 
@@ -30,6 +31,7 @@ pub struct Service {
     metrics: Arc<ServiceMetrics>,
     clients: Clients,
     standbys: Standbys,
+    snapshots: Snapshots,
     tenure: RwLock<Option<Arc<Tenure>>>,
     term: AtomicU64,
 }
@@ -42,6 +44,7 @@ impl Service {
         options: MasterOptions,
         metrics: Arc<ServiceMetrics>,
     ) -> Arc<Service> {
+        let snapshots = Snapshots::new(options.snapshot_location.clone());
         Arc::new(Service {
             node,
             machine,
@@ -49,6 +52,7 @@ impl Service {
             metrics,
             clients: Clients::default(),
             standbys: Standbys::default(),
+            snapshots,
             tenure: RwLock::new(None),
             term: AtomicU64::new(0),
         })
@@ -85,6 +89,10 @@ impl Service {
     /// Connections to the standbys.
     pub fn standbys(&self) -> &Standbys {
         &self.standbys
+    }
+    /// What this master published.
+    pub fn snapshots(&self) -> &Snapshots {
+        &self.snapshots
     }
     /// Last term seen, carried in every answer.
     pub fn term(&self) -> u64 {

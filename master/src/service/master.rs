@@ -26,6 +26,7 @@ use super::office;
 use super::options::MasterOptions;
 use super::refusal;
 use super::session::ClientFace;
+use super::snapshots;
 use super::status::{Readiness, readiness};
 
 /// HTTP/2 windows of the session stream; smaller ones cost throughput on large batches.
@@ -107,6 +108,7 @@ impl Master {
         tokio::spawn(office::follow(service.clone()));
         tokio::spawn(refresh_gauges(service.clone(), closing.subscribe()));
         tokio::spawn(keep_policies_warm(service.clone(), closing.subscribe()));
+        tokio::spawn(snapshots::follow(service.clone(), closing.subscribe()));
         let (fatal, report) = (node.clone(), stopped.clone());
         tokio::spawn(async move {
             let cause = fatal.fatal().await;
@@ -172,6 +174,7 @@ impl Master {
                 Err(_) => tracing::warn!("handing leadership over took too long; the others will elect"),
             }
         }
+        snapshots::at_stop(&self.service).await;
         self.service.set_tenure(None);
         self.closing.send_replace(true);
         self.node.shutdown().await;
@@ -248,6 +251,11 @@ async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool
         ] {
             metrics.raft.with_label_values(&[figure]).set(value as i64);
         }
+        let snapshot = service.snapshots().status();
+        metrics.snapshot_index.set(snapshot.published_index as i64);
+        metrics.snapshot_age_seconds.set((snapshot.age_ms / 1000) as i64);
+        metrics.snapshot_bytes.set(snapshot.bytes as i64);
+        metrics.freeze_bytes.set(service.directory().freeze_bytes() as i64);
         metrics.objects.set(service.directory().counts().objects as i64);
         service.evictor().forget_tenants(|tenant| service.directory().tenant_view(tenant).is_some());
         metrics.policy_bytes.set(service.evictor().memory_bytes() as i64);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 /// Metrics of the service; the Raft node keeps its own in the same registry.
 pub struct ServiceMetrics {
@@ -58,6 +60,18 @@ pub struct ServiceMetrics {
     pub raft: IntGaugeVec,
     /// 1 when this master leads.
     pub is_leader: IntGauge,
+    /// Last log index this master published.
+    pub snapshot_index: IntGauge,
+    /// Age of that snapshot.
+    pub snapshot_age_seconds: IntGauge,
+    /// Its bytes.
+    pub snapshot_bytes: IntGauge,
+    /// Seconds of publishing, by phase.
+    pub snapshot_seconds: HistogramVec,
+    /// Publications that failed, by reason.
+    pub snapshot_failures: IntCounterVec,
+    /// Memory held for a freeze that is being written.
+    pub freeze_bytes: IntGauge,
 }
 
 impl ServiceMetrics {
@@ -137,6 +151,21 @@ impl ServiceMetrics {
             largest_free_extent: gauges("largest_free_extent_bytes", "Largest free extent per segment", &["segment"])?,
             raft: gauges("raft", "Raft figures: term, log, committed, applied, purged, snapshot index", &["figure"])?,
             is_leader: gauge("is_leader", "1 when this master leads")?,
+            snapshot_index: gauge("snapshot_published_index", "Last log index this master published; 0: none")?,
+            snapshot_age_seconds: gauge("snapshot_age_seconds", "Age of the snapshot published last; 0: none")?,
+            snapshot_bytes: gauge("snapshot_bytes", "Bytes of the snapshot published last")?,
+            snapshot_seconds: {
+                let options = HistogramOpts::new(
+                    "tidepool_master_snapshot_seconds",
+                    "Time that publishing took: writing the image, reading it back, sending it",
+                );
+                let buckets = prometheus::exponential_buckets(0.01, 2.0, 18)?;
+                let metric = HistogramVec::new(options.buckets(buckets), &["phase"])?;
+                registry.register(Box::new(metric.clone()))?;
+                metric
+            },
+            snapshot_failures: counters("snapshot_failures_total", "Snapshots not published, by reason", &["reason"])?,
+            freeze_bytes: gauge("freeze_bytes", "Memory held for an image that is being written")?,
         }))
     }
 

@@ -37,6 +37,7 @@ mod removal;
 mod reserve;
 mod room;
 mod session;
+mod snapshots;
 mod status;
 mod tasks;
 mod tenants;

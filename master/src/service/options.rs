@@ -8,6 +8,7 @@ use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
 use crate::directory::{Config, Strategy};
+use crate::snapshots::{Location, RETAIN_MIN};
 
 /// Settings of one master. Every limit is named here and shown by `tidepool config show`.
 #[derive(Clone, Debug)]
@@ -76,6 +77,16 @@ pub struct MasterOptions {
     pub snapshot_log_bytes: u64,
     /// Entries kept behind the snapshot for lagging standbys.
     pub keep_log_entries: u64,
+    /// Where snapshots are published; none: nowhere.
+    pub snapshot_location: Option<Location>,
+    /// Time between two publications of one master; zero: only what the log's growth makes, and on demand.
+    pub snapshot_interval: Duration,
+    /// Published snapshots that this master keeps, at least two.
+    pub snapshot_retain: usize,
+    /// Bytes a second that publishing may take; 0: no limit.
+    pub snapshot_upload_bytes_per_second: u64,
+    /// Whether a master that is stopped publishes a last time.
+    pub snapshot_on_shutdown: bool,
 }
 
 /// What is done about objects that are read often.
@@ -145,6 +156,11 @@ impl MasterOptions {
             slow_call: Duration::from_millis(500),
             snapshot_log_bytes: 256 << 20,
             keep_log_entries: 50_000,
+            snapshot_location: None,
+            snapshot_interval: Duration::from_secs(600),
+            snapshot_retain: RETAIN_MIN,
+            snapshot_upload_bytes_per_second: 0,
+            snapshot_on_shutdown: true,
         }
     }
 
@@ -176,6 +192,17 @@ impl MasterOptions {
                 format!("dynamic_replication_window is {window:?}; it must be {WINDOW_MIN:?} to {WINDOW_MAX:?}"),
             ));
         }
+        if self.snapshot_location.as_ref().is_some_and(Location::names_a_cluster) {
+            return Err(Error::new(
+                ErrorCode::InvalidParams,
+                "snapshot_url ends with the directory of one cluster, which is for reading; name the directory above it",
+            ));
+        }
+        if self.snapshot_retain < RETAIN_MIN {
+            let why =
+                format!("snapshot_retain is {}; keep {RETAIN_MIN} or more: one may be damaged", self.snapshot_retain);
+            return Err(Error::new(ErrorCode::InvalidParams, why));
+        }
         if self.lease_ttl_default > self.lease_ttl_max {
             return Err(Error::new(
                 ErrorCode::InvalidParams,
@@ -195,7 +222,10 @@ impl MasterOptions {
         );
         raft.election = self.election;
         raft.join = self.join;
-        raft.snapshot_log_bytes = self.snapshot_log_bytes;
+        // Not all at once: each member's log may grow a little more than the one's before it, up to a quarter.
+        let rank = self.members.iter().filter(|member| member.node_id < self.node_id).count() as u64;
+        let members = self.members.len().max(1) as u64;
+        raft.snapshot_log_bytes = self.snapshot_log_bytes + self.snapshot_log_bytes / 4 / members * rank;
         raft.keep_log_entries = self.keep_log_entries;
         raft
     }

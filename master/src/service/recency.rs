@@ -31,7 +31,8 @@ pub struct Standbys {
 }
 
 impl Standbys {
-    fn channel(&self, address: &Address) -> Option<Channel> {
+    /// To one of them; connects when it is used.
+    pub fn channel(&self, address: &Address) -> Option<Channel> {
         let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(address) {
             return Some(channel.clone());

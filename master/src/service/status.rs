@@ -29,6 +29,10 @@ pub struct Readiness {
     pub audit_last_pass_index: u64,
     /// Differences it found. Anything but 0 is a bug or bad memory: save the logs, and restore this master from the others.
     pub audit_violations: u64,
+    /// Last log index this master published a snapshot of; 0: none.
+    pub snapshot_published_index: u64,
+    /// Age of that snapshot in seconds.
+    pub snapshot_age_s: u64,
     /// Why not, when not ready.
     pub reason: String,
 }
@@ -38,6 +42,7 @@ pub fn readiness(service: &Service) -> Readiness {
     let status = service.node().status();
     let in_office = service.tenure().is_ok();
     let audit = service.directory().audit_progress();
+    let snapshot = service.snapshots().status();
     let leadership = &status.leadership;
     let has_leader = leadership.leader.is_some();
     let promotable = status.promotable() && status.applied_index > 0;
@@ -61,6 +66,8 @@ pub fn readiness(service: &Service) -> Readiness {
         audit_passes: audit.passes,
         audit_last_pass_index: audit.last_pass_index,
         audit_violations: audit.violations,
+        snapshot_published_index: snapshot.published_index,
+        snapshot_age_s: snapshot.age_ms / 1000,
         reason,
     }
 }
@@ -113,6 +120,7 @@ pub fn status(service: &Service) -> v1::StatusResponse {
         grants_open: counts.processing,
         promotable: readiness.promotable,
         next_step: String::new(),
+        snapshot: Some(service.snapshots().status()),
     };
     response.next_step = next_step(&response);
     response

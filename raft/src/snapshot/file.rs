@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tidepool_proto::NodeId;
 
 use crate::codec;
-use crate::machine::Frozen;
-use crate::types::SnapshotMeta;
+use crate::machine::{Frozen, LogPosition};
+use crate::types::{SnapshotMeta, term_of};
 
 const MAGIC: &[u8; 8] = b"TPSNAP01";
 const HEAD_FIXED: u64 = 12;
@@ -152,6 +153,14 @@ impl SnapshotFile {
         BodyReader { input: BufReader::with_capacity(BUFFER_BYTES, cursor), checksum: 0, of: self.clone() }
     }
 
+    /// Some of the body's bytes, unchecked: for who checks them against something of its own.
+    pub fn body_section(&self, from: u64, length: u64) -> impl Read + Send + use<> {
+        let from = from.min(self.body_length);
+        let left = length.min(self.body_length - from);
+        let cursor = Cursor { file: self.file.clone(), at: self.body_start + from, left };
+        BufReader::with_capacity(BUFFER_BYTES, cursor)
+    }
+
     /// Raw bytes of the file, as they are sent to a peer.
     pub fn read_at(&self, offset: u64, length: usize) -> Result<Bytes, SnapshotError> {
         let mut bytes = vec![0; length.min(self.length.saturating_sub(offset) as usize)];
@@ -165,9 +174,22 @@ impl SnapshotFile {
     pub fn meta(&self) -> &SnapshotMeta {
         &self.meta
     }
+    /// Log position that it covers.
+    pub fn position(&self) -> Option<LogPosition> {
+        self.meta.last_log_id.as_ref().map(|id| LogPosition { term: term_of(id), index: id.index })
+    }
+    /// The members at that position, by id, with where the others reach them.
+    pub fn members(&self) -> Vec<(NodeId, String)> {
+        let membership = self.meta.last_membership.membership();
+        membership.nodes().map(|(id, member)| (NodeId(*id), member.address.clone())).collect()
+    }
     /// Length of the file in bytes.
     pub fn length(&self) -> u64 {
         self.length
+    }
+    /// Length of the body in bytes.
+    pub fn body_length(&self) -> u64 {
+        self.body_length
     }
     /// CRC32C of the body.
     pub fn checksum(&self) -> u32 {

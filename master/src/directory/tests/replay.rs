@@ -23,7 +23,7 @@ pub(super) fn continue_with(directory: &Directory, log: &[(u64, Bytes)]) {
     }
 }
 
-pub(in crate::directory) fn bytes_of(frozen: &FrozenDirectory) -> Vec<u8> {
+pub(crate) fn bytes_of(frozen: &FrozenDirectory) -> Vec<u8> {
     let mut bytes = Vec::new();
     frozen.write_to(&mut bytes).unwrap();
     bytes
@@ -38,7 +38,7 @@ pub(super) fn restored(frozen: &FrozenDirectory) -> Directory {
     world.directory
 }
 
-pub(in crate::directory) fn busy() -> World {
+pub(crate) fn busy() -> World {
     let (mut world, nodes, session) = World::with_nodes(3, 1 << 16);
     for i in 0..20 {
         world.put(session, &format!("k{i}"), 100 + i * 37);

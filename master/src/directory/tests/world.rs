@@ -12,8 +12,8 @@ use tidepool_proto::{ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId,
 pub(in crate::directory) const HISTORY: History = History(7);
 
 /// See the file.
-pub(in crate::directory) struct World {
-    pub(in crate::directory) directory: Directory,
+pub(crate) struct World {
+    pub(crate) directory: Directory,
     pub(super) log: Vec<(u64, Bytes)>,
     pub(super) time_ms: u64,
     tokens: u64,
@@ -25,7 +25,7 @@ impl World {
     }
 
     /// Nodes n0.. on hosts h0.., each with one segment; and one session.
-    pub(super) fn with_nodes(
+    pub(crate) fn with_nodes(
         nodes: u8,
         segment_bytes: u64,
     ) -> (World, Vec<(NodeId, Incarnation, SegmentId)>, SessionId) {
@@ -186,7 +186,7 @@ impl World {
         self.complete(PutStart { group: group.as_bytes(), ..put })
     }
 
-    pub(super) fn tenant(&mut self, name: &str, quota: Quota) -> TenantId {
+    pub(crate) fn tenant(&mut self, name: &str, quota: Quota) -> TenantId {
         match self.one(Op::SetTenant { name, quota }) {
             Outcome::Tenant { tenant } => tenant,
             other => panic!("{other:?}"),
