@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::v1::{
-    CompactRequest, StateDigestRequest, StateDigestResponse, StatusRequest, StatusResponse, TransferRequest,
-    TransferResponse,
+    CompactRequest, StateDigestRequest, StateDigestResponse, StatusRequest, StatusResponse, TakeSnapshotRequest,
+    TransferRequest, TransferResponse,
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -53,6 +53,21 @@ pub async fn transfer_leader(address: impl Display, target_node_id: u64) -> Resu
         match response.error {
             Some(error) => bail!("transfer of leadership by {address}: {}", tidepool_proto::Error::from(error)),
             None => Ok(response),
+        }
+    })
+    .await
+}
+
+/// Asks a master to publish a snapshot; answers the log index that it covers.
+pub async fn take_snapshot(address: impl Display) -> Result<u64> {
+    let limit = Duration::from_secs(60);
+    within(limit, &address, async {
+        let request = TakeSnapshotRequest { remaining_ms: limit.as_millis() as u32 };
+        let response = connect(&address).await?.take_snapshot(request).await?.into_inner();
+        match response.error {
+            Some(error) => bail!("snapshot of {address}: {}", tidepool_proto::Error::from(error)),
+            None if !response.published => bail!("the snapshot of {address} was not published"),
+            None => Ok(response.index),
         }
     })
     .await

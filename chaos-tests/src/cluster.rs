@@ -102,6 +102,11 @@ impl Role {
         Ok(())
     }
 
+    /// From the next start on it has these arguments too.
+    pub fn add_arguments(&mut self, arguments: &[&str]) {
+        self.launch.arguments.extend(arguments.iter().map(|word| word.to_string()));
+    }
+
     /// The child, running or ended.
     pub fn process(&mut self) -> Result<&mut Process> {
         self.process.as_mut().ok_or_else(|| anyhow!("{} was never started", self.launch.name))

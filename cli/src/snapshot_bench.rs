@@ -104,10 +104,14 @@ async fn once(load: &mut Load, path: &Path) -> anyhow::Result<Run> {
     });
     let (bytes, worst, entries) = std::thread::scope(|scope| {
         let directory = load.directory.clone();
-        scope.spawn(|| {
-            while !is_done.load(Ordering::Acquire) {
-                undo_bytes.fetch_max(directory.freeze_bytes(), Ordering::Relaxed);
-                std::thread::sleep(WATCH_INTERVAL);
+        scope.spawn({
+            let is_done = &is_done;
+            let undo_bytes = &undo_bytes;
+            move || {
+                while !is_done.load(Ordering::Acquire) {
+                    undo_bytes.fetch_max(directory.freeze_bytes(), Ordering::Relaxed);
+                    std::thread::sleep(WATCH_INTERVAL);
+                }
             }
         });
         let applying = scope.spawn(|| {

@@ -85,7 +85,7 @@ async fn repeat(caller: Arc<Caller>, request: v1::PutStartRequest) {
         Ok(answer) => {
             let client_response::Body::PutStart(start) = answer.body else { return };
             // Revoked when dropped.
-            let mut open = OpenGrants::new(caller, answer.leader.session_id);
+            let mut open = OpenGrants::new(caller, &answer.leader);
             for (item, grant) in request.items.iter().zip(start.grants).filter(|(_, grant)| grant.error.is_none()) {
                 open.add(&item.key, grant.object_id, &grant.replicas);
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::v1::{client_request, client_response};
-use tidepool_proto::{Error, ErrorCode, v1};
+use tidepool_proto::{Error, ErrorCode, History, v1};
 use tokio::sync::Semaphore;
 
 use crate::backoff::Backoff;
@@ -110,6 +110,24 @@ impl Caller {
             }
             self.metrics.requests_retried.add(1);
         }
+    }
+
+    /// As `call`, for what names ids of one history: in another one they may name somebody else's.
+    pub(crate) async fn call_in(
+        &self,
+        history: History,
+        op: &'static str,
+        deadline: Deadline,
+        body: impl Fn(&Leader) -> client_request::Body,
+    ) -> Result<Answer, Failure> {
+        self.call_while(op, deadline, body, |leader, _| match leader.history == history {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorCode::GrantLost,
+                format!("{op}: the cluster was restored since; what was granted before is gone"),
+            )),
+        })
+        .await
     }
 
     /// One attempt on one stream.

@@ -263,7 +263,15 @@ impl Inner {
         let metrics = Arc::new(Metrics::default());
         let mut client_uuid = [0u8; 16];
         rand::rng().fill_bytes(&mut client_uuid);
+        let plane = Arc::new(Plane::new(options.engine));
+        let suspects = Suspects::new(plane.clone(), metrics.clone());
+        let unreadable = Arc::new(Unreadable::default());
+        let (bygone_suspects, bygone_keys) = (suspects.clone(), unreadable.clone());
         let settings = QuorumSettings {
+            new_history: Box::new(move || {
+                bygone_suspects.forget_all();
+                bygone_keys.forget_all();
+            }),
             client_uuid,
             host_id: options.host_id.clone(),
             tenant: options.tenant.clone(),
@@ -272,9 +280,6 @@ impl Inner {
         };
         let quorum = Quorum::start(settings, &options.masters);
         let caller = Arc::new(Caller::new(quorum.clone(), metrics.clone(), options.tenant));
-        let plane = Arc::new(Plane::new(options.engine));
-        let suspects = Suspects::new(plane.clone(), metrics.clone());
-        let unreadable = Arc::new(Unreadable::default());
         let sequences = Arc::new(Sequences::default());
         let writer = Writer {
             caller: caller.clone(),

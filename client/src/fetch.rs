@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
-use tidepool_proto::{ClusterId, Error, ErrorCode, v1};
+use tidepool_proto::{ClusterId, Error, ErrorCode, History, v1};
 
 use crate::landing::{Delivered, Destination, Expected};
 use crate::nodes::Node;
@@ -42,6 +42,8 @@ pub(crate) struct Fetch {
 pub(crate) struct Located {
     pub(crate) expected: Expected,
     pub(crate) cluster: ClusterId,
+    /// The present one; an object of before a restore has its own.
+    pub(crate) history: History,
     pub(crate) replicas: Vec<v1::Replica>,
     pub(crate) nodes: Arc<HashMap<u64, Node>>,
     /// None: there is no lease (R1).
@@ -178,12 +180,24 @@ impl Fetch {
             })
     }
 
+    /// Why an object that a restored directory lists is not there: since it was saved its space was given to something else.
+    pub(crate) fn restored_in_vain(&self) -> Option<&Error> {
+        let restored = self.located.as_ref().is_some_and(|located| located.expected.history != located.history);
+        self.failure.as_ref().filter(|error| restored && error.code() == ErrorCode::ChecksumMismatch)
+    }
+
     /// What the caller gets when nothing helped.
     pub(crate) fn into_failure(self) -> (usize, Result<Delivered, Error>) {
         let key = self.shown_key();
         let past_lease =
             self.located.as_ref().and_then(|l| l.lease_ends).is_some_and(|ends| BootInstant::now() >= ends);
-        let error = match self.failure {
+        let lost = self.restored_in_vain().map(|error| {
+            Error::new(
+                ErrorCode::ObjectNotFound,
+                format!("key '{key}' was restored, but its space holds something else by now: {}", error.message()),
+            )
+        });
+        let error = match lost.or(self.failure) {
             Some(error) if error.code() == ErrorCode::ChecksumMismatch && past_lease => Error::new(
                 ErrorCode::LeaseExpired,
                 format!("reading key '{key}' outlived its lease and the bytes did not verify; they were discarded"),

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use tidepool_proto::clock::{BootInstant, holder_share};
 use tidepool_proto::v1::{self, client_request, client_response};
-use tidepool_proto::{Error, ErrorCode, ObjectId, object};
+use tidepool_proto::{Error, ErrorCode, History, ObjectId, object};
 use tidepool_transport::LocalMut;
 
 use crate::backoff::Backoff;
@@ -148,7 +148,12 @@ impl Getter {
             done.extend(delivered);
             let (again, lost): (Vec<Fetch>, Vec<Fetch>) =
                 failed.into_iter().partition(|f| pass + 1 < LOCATE_PASSES && f.may_relocate() && !deadline.expired());
-            done.extend(lost.into_iter().map(Fetch::into_failure));
+            done.extend(lost.into_iter().map(|fetch| {
+                if let Some(error) = fetch.restored_in_vain() {
+                    self.unreadable.note(object::key_hash(&self.caller.tenant, &fetch.key), error);
+                }
+                fetch.into_failure()
+            }));
             fetches = again;
             if fetches.is_empty() {
                 break;
@@ -204,6 +209,7 @@ impl Getter {
                 held.add(Lease {
                     object_id: object.object_id,
                     term: answer.leader.term,
+                    history: answer.leader.history,
                     expires_log_time_ms: object.replicas.first().map_or(0, |r| r.expires_log_time_ms),
                 });
             }
@@ -217,12 +223,16 @@ impl Getter {
             fetch.locate(Located {
                 expected: Expected {
                     range,
-                    history: answer.leader.history,
+                    history: match object.history {
+                        0 => answer.leader.history,
+                        earlier => History(earlier),
+                    },
                     object: ObjectId(object.object_id),
                     key_hash: object::key_hash(&self.caller.tenant, &fetch.key),
                     length: object.length,
                 },
                 cluster: answer.leader.cluster,
+                history: answer.leader.history,
                 replicas: object.replicas,
                 nodes: nodes.clone(),
                 lease_ends: (!lease.is_zero()).then(|| answer.sent.after(holder_share(lease))),

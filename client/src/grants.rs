@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tidepool_proto::History;
 use tidepool_proto::v1::{self, client_request};
 
 use crate::call::Caller;
 use crate::deadline::Deadline;
+use crate::quorum::Leader;
 
 /// Time a background revoke may take; after it the master discards the grant by itself.
 const REVOKE_DEADLINE: Duration = Duration::from_secs(5);
@@ -18,6 +20,8 @@ pub(crate) struct OpenGrants {
     caller: Arc<Caller>,
     /// The session that started the puts.
     session_id: u64,
+    /// The history that their ids are of.
+    history: History,
     /// By slot, as they were added; None once ended or revoked.
     open: Mutex<Vec<Option<v1::PutEndItem>>>,
 }
@@ -35,8 +39,12 @@ pub(crate) struct Learned {
 }
 
 impl OpenGrants {
-    pub(crate) fn new(caller: Arc<Caller>, session_id: u64) -> OpenGrants {
-        OpenGrants { caller, session_id, open: Mutex::default() }
+    pub(crate) fn new(caller: Arc<Caller>, leader: &Leader) -> OpenGrants {
+        OpenGrants { caller, session_id: leader.session_id, history: leader.history, open: Mutex::default() }
+    }
+
+    pub(crate) fn history(&self) -> History {
+        self.history
     }
 
     pub(crate) fn session_id(&self) -> u64 {
@@ -92,10 +100,10 @@ impl Drop for OpenGrants {
             tracing::warn!(grants = items.len(), "open grants are left to the master's discard: no runtime");
             return;
         };
-        let (caller, session_id) = (self.caller.clone(), self.session_id);
+        let (caller, session_id, history) = (self.caller.clone(), self.session_id, self.history);
         runtime.spawn(async move {
             let body = v1::PutRevokeRequest { items, session_id };
-            let revoked = caller.call("put_revoke", Deadline::after(REVOKE_DEADLINE), |_| {
+            let revoked = caller.call_in(history, "put_revoke", Deadline::after(REVOKE_DEADLINE), |_| {
                 client_request::Body::PutRevoke(body.clone())
             });
             if let Err(failure) = revoked.await {

@@ -127,7 +127,7 @@ async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>, search: &mut Search) -
         if let Err(error) = outcome {
             quorum.follow(error.leader());
             if error.code() == ErrorCode::WrongCluster {
-                // Another history of the same cluster (a restore) is taken when nobody of the known one leads.
+                // The cluster that this one goes on in (a restore) is taken when nobody of the known one leads.
                 with_history = WithHistory::Any;
             }
             quorum.note_failure(link.address(), Some(format!("{}: {}", link.address(), error.message())));

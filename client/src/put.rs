@@ -302,7 +302,7 @@ impl Putter {
         let nodes = nodes::index(start.nodes);
         let mut settled = Settled::default();
         let mut granted = Vec::with_capacity(pending.len());
-        let mut open = OpenGrants::new(self.caller.clone(), leader.session_id);
+        let mut open = OpenGrants::new(self.caller.clone(), &leader);
         for (mut item, grant) in pending.into_iter().zip(start.grants) {
             match grant.error {
                 None => {

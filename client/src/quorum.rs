@@ -39,6 +39,8 @@ pub(crate) struct QuorumSettings {
     pub(crate) tenant: String,
     pub(crate) resolver: Arc<dyn Resolve>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Called when a leader of another history is taken: what is known by ids is forgotten.
+    pub(crate) new_history: Box<dyn Fn() + Send + Sync>,
 }
 
 /// Members and leader.
@@ -61,6 +63,14 @@ struct View {
     term_max: u64,
     members: Vec<Member>,
     stopped: bool,
+}
+
+impl View {
+    /// Whether this is a master of the cluster that the known one goes on in: restored or recovered from it.
+    fn is_succeeded_by(&self, identity: &v1::Identity) -> bool {
+        let known = |a: &v1::Ancestor| a.cluster_uuid == self.cluster_uuid && a.history == self.history;
+        self.history != 0 && identity.ancestors.iter().any(known)
+    }
 }
 
 struct Member {
@@ -201,9 +211,11 @@ impl Quorum {
                 node_id: 0,
                 protocol_version: PROTOCOL_VERSION,
                 build: env!("CARGO_PKG_VERSION").to_owned(),
+                ancestors: Vec::new(),
             }),
             client_uuid: Bytes::copy_from_slice(&self.settings.client_uuid),
             host_id: self.settings.host_id.clone(),
+            known_history: if with_history == WithHistory::Known { 0 } else { view.history },
         }
     }
 
@@ -229,16 +241,18 @@ impl Quorum {
         });
         {
             let mut view = self.view.lock();
-            if !view.cluster_uuid.is_empty() && view.cluster_uuid != identity.cluster_uuid {
+            let is_other = !view.cluster_uuid.is_empty() && view.cluster_uuid != identity.cluster_uuid;
+            if is_other && !view.is_succeeded_by(&identity) {
                 return Err(wrong("it belongs to another cluster".to_owned()));
             }
             let present = self.leader.borrow().clone();
-            if view.history != 0 && view.history != identity.history {
+            if view.history != 0 && (is_other || view.history != identity.history) {
                 if present.is_some() {
                     return Err(wrong(format!("it is of history {:x}, the leader is not", identity.history)));
                 }
                 tracing::warn!(master = %link.address(), history = identity.history, "the cluster has a new history");
                 view.term_max = 0;
+                (self.settings.new_history)();
             }
             if term < view.term_max || present.as_ref().is_some_and(|p| p.term > term) {
                 self.settings.metrics.stale_answers_refused.add(1);

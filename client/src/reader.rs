@@ -77,7 +77,7 @@ impl Reader<'_> {
             let batch = open.entry((replica.node_id, alternatives)).or_insert_with(|| Batch {
                 node: replica.node_id,
                 address: node.address.clone(),
-                engine: self.plane.engine(located.cluster, located.expected.history),
+                engine: self.plane.engine(located.cluster, located.history),
                 bytes: 0,
                 alternatives,
                 fetches: Vec::new(),

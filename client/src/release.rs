@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::v1::{self, client_request};
-use tidepool_proto::{Error, ErrorCode};
+use tidepool_proto::{Error, ErrorCode, History};
 
 use crate::call::Caller;
 use crate::deadline::Deadline;
@@ -36,6 +36,7 @@ struct Owed {
 pub(crate) struct Lease {
     pub(crate) object_id: u64,
     pub(crate) term: u64,
+    pub(crate) history: History,
     pub(crate) expires_log_time_ms: u64,
 }
 
@@ -80,8 +81,11 @@ async fn send(releaser: Weak<Releaser>) {
             }
             std::mem::take(&mut owed.ready)
         };
-        for chunk in ready.chunk_by(|a, b| a.term == b.term).flat_map(|leases| leases.chunks(KEYS_PER_REQUEST_MAX)) {
-            let term = chunk[0].term;
+        for chunk in ready
+            .chunk_by(|a, b| (a.history, a.term) == (b.history, b.term))
+            .flat_map(|leases| leases.chunks(KEYS_PER_REQUEST_MAX))
+        {
+            let (history, term) = (chunk[0].history, chunk[0].term);
             let body = v1::ReleaseLeaseRequest {
                 object_ids: chunk.iter().map(|lease| lease.object_id).collect(),
                 term,
@@ -92,7 +96,7 @@ async fn send(releaser: Weak<Releaser>) {
                 "release_lease",
                 Deadline::after(RETURN_DEADLINE),
                 |_| client_request::Body::ReleaseLease(body.clone()),
-                |leader, uncertain| match uncertain || leader.term != term {
+                |leader, uncertain| match uncertain || (leader.history, leader.term) != (history, term) {
                     true => Err(Error::new(ErrorCode::LeaseExpired, "the master that granted them is asked no more")),
                     false => Ok(()),
                 },

@@ -56,6 +56,13 @@ impl Suspects {
         }
     }
 
+    /// Forgets every node: in another history their numbers may name others.
+    pub(crate) fn forget_all(&self) {
+        let mut nodes = self.nodes.lock();
+        nodes.clear();
+        self.count.store(0, Ordering::Relaxed);
+    }
+
     /// Suspects a node, and probes it in the background until it is well.
     pub(crate) fn suspect(self: &Arc<Self>, node: u64, address: &Address, error: &Error) {
         static SERIALS: AtomicU64 = AtomicU64::new(1);

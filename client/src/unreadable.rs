@@ -47,6 +47,13 @@ impl Unreadable {
         self.count.store(until.len(), Ordering::Relaxed);
     }
 
+    /// Forgets every key.
+    pub(crate) fn forget_all(&self) {
+        let mut until = self.until.lock();
+        until.clear();
+        self.count.store(0, Ordering::Relaxed);
+    }
+
     /// The key was read, or put anew.
     pub(crate) fn clear(&self, key: impl FnOnce() -> KeyHash) {
         if self.count.load(Ordering::Relaxed) > 0 {

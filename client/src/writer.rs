@@ -229,7 +229,7 @@ impl Writer {
             let body = v1::PutEndRequest { items: open.items(slots()), session_id: open.session_id() };
             client_request::Body::PutEnd(body)
         };
-        let answer = self.caller.call("put_end", deadline, request).await;
+        let answer = self.caller.call_in(open.history(), "put_end", deadline, request).await;
         let (results, uncertain) = match answer {
             Ok(answer) => match answer.body {
                 client_response::Body::PutEnd(end) if end.results.len() == items.len() => {
@@ -241,6 +241,12 @@ impl Writer {
                     return settled;
                 }
             },
+            // Never sent to anybody who knew the grants: put again, in the history that there is now.
+            Err(failure) if !failure.uncertain && failure.error.code() == ErrorCode::GrantLost => {
+                open.settled(slots());
+                settled.again.extend(items.into_iter().map(|item| item.pending.again(failure.error.clone())));
+                return settled;
+            }
             Err(failure) => {
                 let error = if failure.uncertain { unknown_outcome(&failure.error) } else { failure.error };
                 settled.done.extend(items.into_iter().map(|item| (item.pending.position, Err(error.clone()))));
@@ -284,7 +290,7 @@ impl Writer {
             let body = v1::PutRevokeRequest { items: open.items(slots()), session_id: open.session_id() };
             client_request::Body::PutRevoke(body)
         };
-        let answer = self.caller.call("put_revoke", deadline, request).await;
+        let answer = self.caller.call_in(open.history(), "put_revoke", deadline, request).await;
         match answer {
             // A refused revoke means that the grant is gone already.
             Ok(_) => open.settled(slots()),

@@ -20,6 +20,7 @@ use crate::metrics::Metrics;
 use crate::options::MasterTiming;
 use crate::payload::Payload;
 use crate::registration::{is_forgotten, wire_identity};
+use crate::succession::{Succeeded, Successor};
 
 /// Acknowledgements, and verdicts, that one beat carries.
 const PER_BEAT_MAX: usize = 4096;
@@ -33,6 +34,8 @@ pub(crate) enum BeatEnd {
     Fenced(Error),
     /// The masters do not know this incarnation, or are in another history of the cluster.
     Forgotten(Error),
+    /// Nobody of this cluster answers, and a leader of the one that goes on from it does.
+    Succeeded(Succeeded),
 }
 
 pub(crate) struct Beat<'a> {
@@ -112,8 +115,8 @@ impl Beat<'_> {
         let beat = self.bare_beat(*sequence);
         let known = Known::of(&self.life);
         loop {
-            let other_history = Mutex::new(None);
-            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), known, &other_history)).await;
+            let goes_on = Mutex::new(None);
+            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), known, &goes_on)).await;
             match asked {
                 Ok((leader, Ok((beats, answers, answer)))) => {
                     return Ok((Conversation { leader, beats, answers }, answer));
@@ -122,10 +125,10 @@ impl Beat<'_> {
                 Err(error) if error.code() == ErrorCode::Fenced => return Err(BeatEnd::Fenced(error)),
                 // Only a leader of this cluster may end a life. Where only strangers answer (wiped masters, another
                 // cluster behind a reused address), its own masters may yet return: what is stored stays. Where a
-                // leader of this cluster's next history answers and nobody of the known one, they will not.
+                // leader of what this cluster goes on in answers and nobody of the known one, they will not.
                 Err(error) => {
-                    if let Some(other) = other_history.into_inner() {
-                        return Err(BeatEnd::Forgotten(other));
+                    if let Some(end) = goes_on.into_inner() {
+                        return Err(end);
                     }
                     tracing::warn!(%error, "no master of this cluster answers; what is stored stays");
                     tokio::time::sleep(self.timing.retry_max).await;
@@ -272,19 +275,19 @@ impl Known {
         })
     }
 
-    fn is_cluster(&self, identity: Option<&v1::Identity>) -> bool {
-        identity.is_some_and(|theirs| theirs.cluster_uuid[..] == self.cluster.0)
+    fn is_cluster(&self, theirs: &v1::Identity) -> bool {
+        theirs.cluster_uuid[..] == self.cluster.0
     }
 }
 
 /// Opens a stream with one beat; only a leader's answer counts. An error that ends the life is handed through as a value, unless a
-/// master of another cluster or history gives it. That of a leader in another history of this cluster is kept in `other_history`: it
-/// counts once nobody of the known one is found.
+/// master of another cluster or history gives it. That of a leader in another history of this cluster, or in the cluster that succeeds
+/// it, is kept in `goes_on`: it counts once nobody of the known one is found.
 async fn greet(
     mut client: Client,
     beat: v1::HeartbeatRequest,
     known: Known,
-    other_history: &Mutex<Option<Error>>,
+    goes_on: &Mutex<Option<BeatEnd>>,
 ) -> Result<Result<Opened, Error>, Error> {
     let (beats, unsent) = mpsc::channel(UNSENT_BEATS_MAX);
     let sequence = beat.sequence;
@@ -294,16 +297,25 @@ async fn greet(
     let answer = answers.message().await.map_err(status_error)?.ok_or_else(|| closed("ended at once"))?;
     if !known.is_same_life(answer.identity.as_ref()) {
         let said = answer.error.map(Error::from);
-        if known.is_cluster(answer.identity.as_ref())
-            && let Some(error) = said.filter(|error| error.code() == ErrorCode::WrongCluster)
+        // A master says so in office only; a standby says NOT_LEADER.
+        if let Some(error) = said.filter(|error| error.code() == ErrorCode::WrongCluster)
+            && let Some(identity) = &answer.identity
         {
-            // A master says so in office only; a standby says NOT_LEADER.
-            *other_history.lock() = Some(error);
+            let successor = Successor::of(known.cluster, Some(known.history), identity);
+            if let Some(successor) = successor {
+                *goes_on.lock() = Some(BeatEnd::Succeeded(Succeeded { successor, error }));
+            } else if known.is_cluster(identity) {
+                *goes_on.lock() = Some(BeatEnd::Forgotten(error));
+            }
         }
         return Err(Error::new(ErrorCode::WrongCluster, "this master belongs to another cluster or history"));
     }
     let term = known.term;
     if let Some(error) = answer.error.clone().map(Error::from) {
+        if answer.identity.as_ref().is_some_and(|theirs| theirs.cluster_uuid.is_empty()) {
+            let what = format!("it belongs to no cluster yet: {}", error.message());
+            return Err(Error::new(ErrorCode::Unavailable, what));
+        }
         // A leader of the past may not know this incarnation yet; its word ends nothing.
         if answer.term < term && (error.code() == ErrorCode::Fenced || is_forgotten(&error)) {
             let what = format!("it speaks for term {}; term {term} was heard already", answer.term);

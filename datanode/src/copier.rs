@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tidepool_proto::{Address, Error, ErrorCode, Incarnation, NodeId, v1};
 use tidepool_transport::tcp::{DataIdentity, TcpEngine, TcpOptions};
-use tidepool_transport::{
-    Buffer, Engine, Memory, ReadAccess, ReadItem, WriteAccess, WriteOutcome, WriteReply, WriteTicket,
-};
+use tidepool_transport::{Buffer, Engine, ReadAccess, ReadItem, WriteAccess, WriteOutcome, WriteReply, WriteTicket};
 use tokio::sync::Semaphore;
 
 use crate::life::Life;
@@ -78,8 +76,15 @@ impl Copier {
         let shared = self.shared.clone();
         let deadline = Instant::now() + Duration::from_millis(order.remaining_ms);
         tokio::spawn(async move {
-            if let Ok(Ok(_place)) = tokio::time::timeout_at(deadline.into(), shared.places.acquire()).await {
-                shared.carry_out(replica, &order, deadline).await;
+            let work = async {
+                if let Ok(Ok(_place)) = tokio::time::timeout_at(deadline.into(), shared.places.acquire()).await {
+                    shared.carry_out(replica, &order, deadline).await;
+                }
+            };
+            // With its life a copy ends where it stands, also in a read that waits: dropped, it writes no more.
+            tokio::select! {
+                () = shared.life.ended() => {}
+                () = work => {}
             }
             shared.pending.lock().remove(&replica);
         });
@@ -90,7 +95,7 @@ impl Shared {
     async fn carry_out(&self, replica: u64, order: &v1::CopyOrder, deadline: Instant) {
         let (Some(source), Some(target)) = (&order.source, &order.target) else { return };
         let write = WriteAccess { object_id: order.object_id, replica: target.clone(), length: target.length };
-        let mut ticket = match self.payload.begin_write(&write) {
+        let mut ticket = match self.payload.begin_write_of(&write, order.history) {
             Ok(ticket) => ticket,
             Err(error) => {
                 // Nothing was opened, so there is nothing to prove: the leader gives the copy up in time.

@@ -99,6 +99,13 @@ impl IdentityStore {
         self.cluster
     }
 
+    /// Moves to the cluster that succeeds the one it belongs to, durably.
+    pub(crate) fn follow(&mut self, successor: ClusterId) -> Result<(), IdentityError> {
+        write_uuid(&self.dir, CLUSTER_FILE, successor.0)?;
+        self.cluster = Some(successor);
+        Ok(())
+    }
+
     /// Remembers the cluster at the first registration; refuses another one for ever after.
     pub(crate) fn join(&mut self, cluster: ClusterId) -> Result<(), IdentityError> {
         match self.cluster {
@@ -180,6 +187,20 @@ mod tests {
             "{message}"
         );
         store.join(a).unwrap();
+    }
+
+    #[test]
+    fn a_successor_is_followed_for_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (ClusterId([1; 16]), ClusterId([2; 16]));
+        let mut store = IdentityStore::open(dir.path()).unwrap();
+        store.join(a).unwrap();
+        store.follow(b).unwrap();
+        store.join(b).unwrap();
+        drop(store);
+        let mut store = IdentityStore::open(dir.path()).unwrap();
+        assert_eq!(store.cluster(), Some(b));
+        assert!(store.join(a).is_err());
     }
 
     #[test]

@@ -113,7 +113,7 @@ fn verify(life: &Life, command: &v1::VerifyReplica) -> Result<(), NotIntact> {
         .hold_for_verification(segment_id, command.offset, command.length)
         .map_err(|_| NotIntact::Later)?;
     let expected = Expected {
-        history: life.registration().history,
+        history: life.history_of(command.history),
         object: ObjectId(command.object_id),
         stored_bytes: command.length,
     };

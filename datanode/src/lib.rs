@@ -30,6 +30,7 @@ mod payload;
 mod prefault;
 mod registration;
 pub mod segment;
+mod succession;
 mod verify;
 mod writes;
 

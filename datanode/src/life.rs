@@ -12,6 +12,8 @@ use tidepool_proto::capability::{Capability, Secret, Verb};
 use tidepool_proto::object::HEADER_BYTES;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, Incarnation, NodeId, ObjectId, SegmentId, v1};
 
+use tokio::sync::watch;
+
 use crate::segment::Segment;
 use crate::writes::WriteTable;
 
@@ -24,6 +26,10 @@ pub(crate) struct Registration {
     pub(crate) incarnation: Incarnation,
     pub(crate) secret: Secret,
     pub(crate) heartbeat_interval: Duration,
+    /// The history in which the incarnation was registered; an earlier one than `history` where a restored directory knows it.
+    pub(crate) registered_in: History,
+    /// The retry token of the registration.
+    pub(crate) process_uuid: [u8; 16],
 }
 
 /// A registered and mounted incarnation.
@@ -32,6 +38,7 @@ pub(crate) struct Life {
     segments: HashMap<SegmentId, Arc<Segment>>,
     writes: Arc<WriteTable>,
     over: AtomicBool,
+    ended: watch::Sender<bool>,
 }
 
 impl Life {
@@ -40,7 +47,7 @@ impl Life {
         segments: HashMap<SegmentId, Arc<Segment>>,
         writes: Arc<WriteTable>,
     ) -> Life {
-        Life { registration, segments, writes, over: AtomicBool::new(false) }
+        Life { registration, segments, writes, over: AtomicBool::new(false), ended: watch::Sender::new(false) }
     }
 
     pub(crate) fn registration(&self) -> &Registration {
@@ -56,6 +63,17 @@ impl Life {
     /// Ends it: no step of any write begins any more.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
+        self.ended.send_replace(true);
+    }
+    /// Resolves when it is over.
+    pub(crate) async fn ended(&self) {
+        let mut ended = self.ended.subscribe();
+        // The sender lives in self, so the wait can end only with the value.
+        let _ended = ended.wait_for(|ended| *ended).await;
+    }
+    /// The history that an object's header names, as masters tell it: 0 is the present one.
+    pub(crate) fn history_of(&self, told: u64) -> History {
+        if told == 0 { self.registration.history } else { History(told) }
     }
     /// Gives the memory of an ended life back to the kernel; takes a while for large segments.
     pub(crate) fn drop_content(&self) {

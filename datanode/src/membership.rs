@@ -20,8 +20,9 @@ use crate::metrics::Metrics;
 use crate::options::{DatanodeOptions, Prefault};
 use crate::payload::Payload;
 use crate::prefault;
-use crate::registration::{self, is_forgotten};
+use crate::registration::{self, NotRegistered, is_forgotten};
 use crate::segment::{Segment, SegmentError};
+use crate::succession::{Legacy, Succeeded, Successor};
 use crate::writes::{WriteLimits, WriteTable};
 
 /// A life shorter than this counts as a failed one: the next registration waits.
@@ -85,6 +86,8 @@ pub(crate) struct Membership {
 enum LifeEnd {
     /// The masters no longer know this incarnation, or have a new history: register again with nothing in the segments.
     Forgotten(Error),
+    /// Its cluster goes on in another one: follow, with what is stored.
+    Succeeded(Succeeded),
     Stop(StopReason),
 }
 
@@ -92,6 +95,7 @@ impl Membership {
     /// Runs until there is a reason to stop. When it returns, no payload is served any more.
     pub(crate) async fn run(mut self, first_segments: Vec<Arc<Segment>>) -> StopReason {
         let mut segments = Some(first_segments);
+        let mut legacy = None;
         let mut pause = self.options.timing.retry_min;
         let reason = loop {
             let fresh = match segments.take().map_or_else(|| create_segments(&self.options), Ok) {
@@ -99,8 +103,14 @@ impl Membership {
                 Err(error) => break StopReason::Fatal(Error::new(ErrorCode::Internal, error.to_string())),
             };
             let began = Instant::now();
-            match self.live(fresh).await {
+            match self.live(fresh, &mut legacy).await {
                 LifeEnd::Stop(reason) => break reason,
+                LifeEnd::Succeeded(Succeeded { successor, error }) => {
+                    tracing::warn!(%error, cluster = %successor.cluster, "this cluster goes on in another one; following it");
+                    let left = self.succeed(successor, legacy.take()).await;
+                    segments = left.segments();
+                    legacy = Some(left);
+                }
                 LifeEnd::Forgotten(error) => {
                     tracing::warn!(%error, "this incarnation is forgotten; its content is dropped, registering again");
                     self.cease();
@@ -127,6 +137,20 @@ impl Membership {
         self.metrics.registered.set(0);
     }
 
+    /// Ends the life that is served, if there is one, and keeps what is stored: returns when nothing of it is written any more.
+    async fn succeed(&self, successor: Successor, earlier: Option<Legacy>) -> Legacy {
+        self.doing("ending the life in the cluster before");
+        let before = self.payload.replace(None);
+        self.server.set_identity(DataIdentity::default());
+        self.server.close_all();
+        self.metrics.registered.set(0);
+        match (before, earlier) {
+            // Nobody was registered with the one that was followed, and it goes on in yet another one.
+            (None, Some(earlier)) => earlier.goes_on_in(successor),
+            (before, _) => Legacy::of(before, successor).await,
+        }
+    }
+
     fn doing(&self, what: impl Into<String>) {
         let what = what.into();
         tracing::debug!(what, "membership");
@@ -143,13 +167,14 @@ impl Membership {
         }
     }
 
-    async fn live(&mut self, segments: Vec<Arc<Segment>>) -> LifeEnd {
+    async fn live(&mut self, mut segments: Vec<Arc<Segment>>, legacy: &mut Option<Legacy>) -> LifeEnd {
         self.doing("looking for the leader to register with");
         self.metrics.leader_searches.inc();
-        let request = registration::request(&self.store, &self.advertise, &self.options.host_id);
+        let request = registration::request(&self.store, &self.advertise, &self.options.host_id, legacy.as_ref());
         let registered = match self.unless_wished(registration::register(&self.masters, &request)).await {
             None => return LifeEnd::Stop(StopReason::Shutdown),
-            Some(Err(error)) => return LifeEnd::Stop(final_reason(error)),
+            Some(Err(NotRegistered::Refused(error))) => return LifeEnd::Stop(final_reason(error)),
+            Some(Err(NotRegistered::Succeeded(succeeded))) => return LifeEnd::Succeeded(succeeded),
             Some(Ok(registered)) => registered,
         };
         let (leader, registered, clock) = registered;
@@ -158,8 +183,20 @@ impl Membership {
             %leader, node = %registered.node, incarnation = %registered.incarnation, cluster = %registered.cluster,
             history = format!("{:x}", registered.history.0), "registered"
         );
-        if let Err(error) = self.store.join(registered.cluster) {
+        let joined = match legacy {
+            Some(_) => self.store.follow(registered.cluster),
+            None => self.store.join(registered.cluster),
+        };
+        if let Err(error) = joined {
             return LifeEnd::Stop(StopReason::Fatal(Error::new(ErrorCode::WrongCluster, error.to_string())));
+        }
+        let inherited = legacy.as_ref().is_some_and(|legacy| legacy.is_continued_by(&registered));
+        if let Some(legacy) = legacy.take() {
+            match self.inherit(legacy, &registered).await {
+                Ok(Some(fresh)) => segments = fresh,
+                Ok(None) => {}
+                Err(error) => return LifeEnd::Stop(StopReason::Fatal(error)),
+            }
         }
         self.doing(format!("registered as node {}, mounting", registered.node));
         let mounted =
@@ -169,7 +206,7 @@ impl Membership {
                 Some(Err(error)) => return LifeEnd::Stop(final_reason(error)),
                 Some(Ok(mounted)) => mounted,
             };
-        let life = self.begin(registered, mounted, clock, &segments);
+        let life = self.begin(registered, mounted, clock, &segments, inherited);
         self.doing("serving");
         let beat = Beat {
             masters: &self.masters,
@@ -184,6 +221,7 @@ impl Membership {
         match self.unless_wished(beat.run(leader)).await {
             Some(BeatEnd::Fenced(error)) => LifeEnd::Stop(StopReason::Fenced(error)),
             Some(BeatEnd::Forgotten(error)) => LifeEnd::Forgotten(error),
+            Some(BeatEnd::Succeeded(succeeded)) => LifeEnd::Succeeded(succeeded),
             None => {
                 if *self.wish.borrow() == Wish::Leave {
                     self.leave(&life).await;
@@ -193,12 +231,38 @@ impl Membership {
         }
     }
 
+    /// Takes over what the life before stored, or gives it back and makes fresh segments when the directory knows another life.
+    async fn inherit(&self, legacy: Legacy, now: &Registration) -> Result<Option<Vec<Arc<Segment>>>, Error> {
+        legacy.assert_quiet();
+        if legacy.is_continued_by(now) {
+            tracing::info!(incarnation = %now.incarnation, "the directory knows this life: its content stays");
+            self.metrics.successions.with_label_values(&["kept"]).inc();
+            return Ok(None);
+        }
+        if !legacy.has_content() {
+            return Ok(None);
+        }
+        tracing::warn!("the directory was saved before this life began; its content is dropped");
+        self.metrics.successions.with_label_values(&["dropped"]).inc();
+        let options = self.options.clone();
+        let fresh = tokio::task::spawn_blocking(move || {
+            legacy.drop_content();
+            create_segments(&options)
+        });
+        match fresh.await {
+            Ok(Ok(fresh)) => Ok(Some(fresh)),
+            Ok(Err(error)) => Err(Error::new(ErrorCode::Internal, error.to_string())),
+            Err(error) => Err(Error::new(ErrorCode::Internal, error.to_string())),
+        }
+    }
+
     fn begin(
         &self,
         registration: Registration,
         mounted: HashMap<SegmentId, Arc<Segment>>,
         clock: LogClock,
         segments: &[Arc<Segment>],
+        inherited: bool,
     ) -> Arc<Life> {
         let limits = WriteLimits { open_max: self.options.limits.open_writes_max, ..WriteLimits::default() };
         let writes = Arc::new(WriteTable::new(limits, clock));
@@ -221,7 +285,9 @@ impl Membership {
         assert!(before.is_none(), "two lives at once");
         self.server.set_identity(identity);
         self.metrics.registered.set(1);
+        // Inherited pages are in place, or on their way.
         if self.options.prefault == Prefault::Background
+            && !inherited
             && let Err(error) = prefault::start(segments, &self.metrics)
         {
             tracing::warn!(%error, "no thread for prefaulting; pages are taken when they are first written");

@@ -67,7 +67,12 @@ impl Payload {
         })
     }
 
-    fn try_begin_write(&self, request: &WriteAccess) -> Result<Box<dyn WriteTicket>, Error> {
+    /// Opens an extent for an object whose header names this history, as masters tell it.
+    pub(crate) fn begin_write_of(&self, request: &WriteAccess, history: u64) -> Result<Box<dyn WriteTicket>, Error> {
+        self.try_begin_write(request, history).inspect_err(|error| self.metrics.refused(Direction::Write, error.code()))
+    }
+
+    fn try_begin_write(&self, request: &WriteAccess, history: u64) -> Result<Box<dyn WriteTicket>, Error> {
         let life = self.serving()?;
         let (grant, segment) = life.authorise(Verb::Write, request.object_id, &request.replica)?;
         if request.length != grant.length {
@@ -81,8 +86,8 @@ impl Payload {
         }
         match life.writes().begin(&grant) {
             Ok(open) => {
-                let expected =
-                    Expected { history: life.registration().history, object: grant.object, stored_bytes: grant.length };
+                let history = life.history_of(history);
+                let expected = Expected { history, object: grant.object, stored_bytes: grant.length };
                 let segment = segment.clone();
                 Ok(Box::new(Ticket {
                     life,
@@ -153,7 +158,8 @@ impl Memory for Payload {
     }
 
     fn begin_write(&self, request: &WriteAccess) -> Result<Box<dyn WriteTicket>, Error> {
-        self.try_begin_write(request).inspect_err(|error| self.metrics.refused(Direction::Write, error.code()))
+        // A client puts into the present history.
+        self.begin_write_of(request, 0)
     }
 }
 

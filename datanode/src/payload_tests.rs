@@ -29,6 +29,8 @@ fn served_with(segment: Arc<Segment>) -> (Payload, Arc<Life>) {
         incarnation: Incarnation(4),
         secret: Secret([5; 32]),
         heartbeat_interval: Duration::from_millis(20),
+        registered_in: History(2),
+        process_uuid: [0; 16],
     };
     let clock = LogClock::new(LogTime(1_000), BootInstant::now());
     let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));

@@ -10,45 +10,87 @@ use tidepool_proto::{
     Address, ClusterId, Error, ErrorCode, History, Incarnation, LogTime, NodeId, PROTOCOL_VERSION, SegmentId, v1,
 };
 
+use parking_lot::Mutex;
+
 use crate::identity::IdentityStore;
 use crate::life::Registration;
 use crate::log_clock::LogClock;
 use crate::masters::{Masters, status_error};
 use crate::segment::Segment;
+use crate::succession::{Legacy, Succeeded, Successor};
 
 /// Heartbeat interval when the leader names none.
 const HEARTBEAT_INTERVAL_DEFAULT: Duration = Duration::from_millis(100);
 
-/// The registration that begins a life.
-pub(crate) fn request(store: &IdentityStore, advertise: &Address, host_id: &str) -> v1::RegisterRequest {
+/// The registration that begins a life. `legacy`: what the life before left, when its cluster goes on in another one.
+pub(crate) fn request(
+    store: &IdentityStore,
+    advertise: &Address,
+    host_id: &str,
+    legacy: Option<&Legacy>,
+) -> v1::RegisterRequest {
+    let cluster = legacy.map(|legacy| legacy.successor.cluster).or(store.cluster());
+    // One a life, so that a forgotten node never gets its old incarnation back.
+    let process_uuid = legacy.and_then(Legacy::process_uuid).unwrap_or_else(rand::random::<[u8; 16]>);
     v1::RegisterRequest {
         // It claims nothing of a history: it asks for one.
-        identity: Some(wire_identity(store.cluster(), History(0), NodeId(0))),
+        identity: Some(wire_identity(cluster, History(0), NodeId(0))),
         node_uuid: bytes::Bytes::copy_from_slice(&store.node_uuid()),
         address: advertise.to_string(),
         host_id: host_id.to_owned(),
-        // The retry token of this registration: one a life, so that a forgotten node never gets its old incarnation back.
-        process_uuid: bytes::Bytes::copy_from_slice(&rand::random::<[u8; 16]>()),
+        process_uuid: bytes::Bytes::copy_from_slice(&process_uuid),
     }
+}
+
+/// Why nobody registered this node.
+pub(crate) enum NotRegistered {
+    /// The search is over.
+    Refused(Error),
+    /// Nobody of its cluster answers, but a leader of the one that goes on from it.
+    Succeeded(Succeeded),
 }
 
 /// Registers with whichever master leads.
 pub(crate) async fn register(
     masters: &Masters,
     request: &v1::RegisterRequest,
-) -> Result<(Address, Registration, LogClock), Error> {
+) -> Result<(Address, Registration, LogClock), NotRegistered> {
+    let asked = request.identity.as_ref().and_then(|own| <[u8; 16]>::try_from(&own.cluster_uuid[..]).ok());
+    let asked = asked.map(ClusterId);
+    let successor = Mutex::new(None);
     let ask = masters.ask(None, |mut client| {
         let request = request.clone();
+        let successor = &successor;
         async move {
             let response = client.register(request).await.map_err(status_error)?.into_inner();
-            match response.error {
-                Some(error) => Err(Error::from(error)),
-                None => parse_registration(response),
+            let Some(error) = response.error.clone().map(Error::from) else { return parse_registration(&response) };
+            let (Some(own), Some(theirs)) = (asked, &response.identity) else { return Err(error) };
+            if theirs.cluster_uuid.is_empty() {
+                let what = format!("it belongs to no cluster yet: {}", error.message());
+                return Err(Error::new(ErrorCode::Unavailable, what));
             }
+            if theirs.cluster_uuid[..] == own.0 {
+                return Err(error);
+            }
+            // A master says WRONG_CLUSTER in office only; a standby says NOT_LEADER.
+            if error.code() == ErrorCode::WrongCluster
+                && let Some(found) = Successor::of(own, None, theirs)
+            {
+                *successor.lock() = Some(Succeeded { successor: found, error: error.clone() });
+            }
+            Err(Error::new(ErrorCode::WrongCluster, error.message()))
         }
     });
-    let (leader, (registration, clock)) = ask.await?;
-    Ok((leader, registration, clock))
+    match ask.await {
+        Ok((leader, (registration, clock))) => {
+            let process_uuid = request.process_uuid[..].try_into().unwrap_or_default();
+            Ok((leader, Registration { process_uuid, ..registration }, clock))
+        }
+        Err(error) => Err(match successor.into_inner() {
+            Some(succeeded) if error.code() == ErrorCode::WrongCluster => NotRegistered::Succeeded(succeeded),
+            _ => NotRegistered::Refused(error),
+        }),
+    }
 }
 
 /// Mounts all segments under a registration. Segments are named, so repeats are harmless.
@@ -143,6 +185,7 @@ pub(crate) fn wire_identity(cluster: Option<ClusterId>, history: History, node: 
         node_id: node.0,
         protocol_version: PROTOCOL_VERSION,
         build: env!("CARGO_PKG_VERSION").to_owned(),
+        ancestors: Vec::new(),
     }
 }
 
@@ -151,9 +194,9 @@ pub(crate) fn is_forgotten(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::NodeUnknown | ErrorCode::WrongCluster)
 }
 
-fn parse_registration(response: v1::RegisterResponse) -> Result<(Registration, LogClock), Error> {
+fn parse_registration(response: &v1::RegisterResponse) -> Result<(Registration, LogClock), Error> {
     let bad = |what: &str| Error::new(ErrorCode::Internal, format!("the leader's answer to Register has {what}"));
-    let identity = response.identity.ok_or_else(|| bad("no identity"))?;
+    let identity = response.identity.as_ref().ok_or_else(|| bad("no identity"))?;
     let cluster = <[u8; 16]>::try_from(&identity.cluster_uuid[..]).map_err(|_| bad("no cluster uuid"))?;
     let secret = <[u8; 32]>::try_from(&response.cluster_secret[..]).map_err(|_| bad("no secret of 32 bytes"))?;
     if identity.history == 0 || response.node_id == 0 || response.incarnation == 0 {
@@ -170,6 +213,11 @@ fn parse_registration(response: v1::RegisterResponse) -> Result<(Registration, L
         incarnation: Incarnation(response.incarnation),
         secret: Secret(secret),
         heartbeat_interval,
+        registered_in: History(match response.registered_history {
+            0 => identity.history,
+            earlier => earlier,
+        }),
+        process_uuid: [0; 16],
     };
     Ok((registration, LogClock::new(LogTime(response.log_time_ms), BootInstant::now())))
 }

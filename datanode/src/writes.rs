@@ -150,11 +150,18 @@ pub(crate) struct WriteTable {
     clock: LogClock,
     inner: Mutex<Inner>,
     acknowledgement_ready: Notify,
+    claim_ended: Notify,
 }
 
 impl WriteTable {
     pub(crate) fn new(limits: WriteLimits, clock: LogClock) -> WriteTable {
-        WriteTable { limits, clock, inner: Mutex::default(), acknowledgement_ready: Notify::new() }
+        WriteTable {
+            limits,
+            clock,
+            inner: Mutex::default(),
+            acknowledgement_ready: Notify::new(),
+            claim_ended: Notify::new(),
+        }
     }
 
     /// Log time as known here.
@@ -220,13 +227,46 @@ impl WriteTable {
             return End::Aborted;
         }
         inner.close(write, verified, &self.limits);
+        self.claim_ended.notify_waiters();
         verified
+    }
+
+    /// Ends every open write, when its life is over: those that are inside a step end with it.
+    pub(crate) fn abort_all(&self) {
+        let mut inner = self.inner.lock();
+        let open: Vec<Arc<OpenWrite>> = inner.open.values().cloned().collect();
+        for write in open {
+            if write.fence() & ENTERED == 0 {
+                inner.close(&write, End::Aborted, &self.limits);
+            }
+        }
+        self.claim_ended.notify_waiters();
+    }
+
+    /// Whether no range is written or looked at.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.open.is_empty() && inner.claims.is_empty()
+    }
+
+    /// Resolves when no range is written or looked at; a step takes one memory copy, never a wait for the network.
+    pub(crate) async fn quiet(&self) {
+        loop {
+            let ended = self.claim_ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            if self.is_quiet() {
+                return;
+            }
+            ended.await;
+        }
     }
 
     fn end_fenced(&self, inner: &mut Inner, write: &OpenWrite) {
         inner.close(write, End::Aborted, &self.limits);
         inner.acknowledge(write.replica, &self.limits);
         self.acknowledgement_ready.notify_one();
+        self.claim_ended.notify_waiters();
     }
 
     /// Fences replicas on the leader's word, sent at `log_time`: no write to them begins or continues. Each is acknowledged once no
@@ -404,6 +444,7 @@ impl VerificationHold {
 impl Drop for VerificationHold {
     fn drop(&mut self) {
         self.table.inner.lock().claims.remove(&(self.claim.segment, self.claim.offset));
+        self.table.claim_ended.notify_waiters();
     }
 }
 

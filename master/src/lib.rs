@@ -8,6 +8,7 @@
 
 pub mod directory;
 pub mod eviction;
+pub mod restore;
 mod service;
 pub mod snapshots;
 

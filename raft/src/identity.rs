@@ -145,6 +145,7 @@ impl IdentityStore {
             node_id: record.node_id.0,
             protocol_version: PROTOCOL_VERSION,
             build: env!("CARGO_PKG_VERSION").to_owned(),
+            ancestors: Vec::new(),
         }
     }
 
@@ -351,6 +352,7 @@ mod tests {
             node_id: 1,
             protocol_version: PROTOCOL_VERSION,
             build: String::new(),
+            ancestors: Vec::new(),
         };
         let dir_of_1: &[u8] = &[8; 16];
         assert!(store.admit(Some(&peer), 2, dir_of_1).is_err(), "a member without cluster admits nobody");

@@ -39,6 +39,8 @@ mod propose;
 mod read;
 #[cfg(feature = "rocksdb")]
 mod recover;
+#[cfg(feature = "rocksdb")]
+mod restore;
 mod retired;
 mod roll_call;
 #[cfg(any(test, feature = "sim"))]
@@ -49,6 +51,8 @@ mod status;
 mod tokio_node;
 mod transfer;
 pub mod types;
+#[cfg(feature = "rocksdb")]
+mod unfinished;
 
 pub use background::background;
 pub use compaction::CompactError;
@@ -68,6 +72,8 @@ pub use propose::{Applied, ProposeError};
 pub use read::ReadError;
 #[cfg(feature = "rocksdb")]
 pub use recover::{Facts, LastOne, skip};
+#[cfg(feature = "rocksdb")]
+pub use restore::{Restored, is_vacant};
 pub use skips::{OpPlace, PayloadHash, StoppedAt};
 pub use status::{MemberStatus, NodeStatus};
 pub use tokio_node::{Node, NodeService};

@@ -2,21 +2,25 @@
 //! under a new cluster id and a new history, so that nothing of the cluster before can speak to it, nor be taken for it.
 //! Everything in its log counts as committed. What the lost ones had acknowledged beyond that is gone.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use tidepool_proto::{ClusterId, Error, ErrorCode, History, NodeId};
+use bytes::Bytes;
+use tidepool_proto::{Error, ErrorCode, NodeId};
 
 use crate::codec;
 use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::log::{Disk, RocksDisk, Write, recover};
 use crate::open::OpenError;
 use crate::options::{Agreement, Member};
+use crate::restore::fresh_identity;
 use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
 use crate::snapshot::SnapshotStore;
-use crate::types::{self, Entry, EntryPayload, LogId, Membership, Vote, log_id, retired_of, term_of};
+use crate::types::{self, Entry, EntryPayload, LogId, Membership, Payload, Vote, log_id, retired_of, term_of};
+use crate::unfinished::Unfinished;
 
 /// What one stopped member holds.
 pub struct LastOne {
+    data_dir: PathBuf,
     disk: RocksDisk,
     identity: IdentityStore,
     membership: Membership,
@@ -57,6 +61,14 @@ fn refuse(message: String) -> OpenError {
 impl LastOne {
     /// Opens the data directory of a stopped member and verifies all of it. Changes nothing.
     pub fn open(data_dir: &Path) -> Result<LastOne, OpenError> {
+        // What a recovery that was cut short began to replace.
+        let before = match Unfinished::read(data_dir).map_err(OpenError::storage)? {
+            Some(Unfinished::Recovery(before)) => Some(before),
+            Some(Unfinished::Restore) => {
+                return Err(refuse(format!("a restore into {} was cut short: it holds nothing", data_dir.display())));
+            }
+            None => None,
+        };
         let path = data_dir.join("log");
         if !path.join("STORE").exists() {
             return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
@@ -85,7 +97,8 @@ impl LastOne {
         .map_err(OpenError::storage)?;
         let record = identity.record();
         let own = membership.get_node(&record.node_id.0).map(|node| node.address.clone());
-        let (Some(last), Some(cluster), Some(address)) = (report.last.max(covered), record.cluster, own) else {
+        let (Some(last), Some(cluster), Some(address)) = (report.last.max(covered), before.or(record.cluster), own)
+        else {
             return Err(refuse(format!(
                 "{} is the directory of node {}, which belonged to no quorum as far as its log says",
                 data_dir.display(),
@@ -107,21 +120,20 @@ impl LastOne {
         };
         let term = report.vote.map_or(0, |vote| vote.leader_id.term).max(term_of(&last)) + 1;
         let (log_last, deleted) = (report.last, report.deleted);
-        Ok(LastOne { disk, identity, membership, last, term, log_last, deleted, facts })
+        Ok(LastOne { data_dir: data_dir.to_owned(), disk, identity, membership, last, term, log_last, deleted, facts })
     }
 
-    /// Makes it a quorum of one; answers its new identity. Cut short, it is carried out again by the same call.
-    pub fn go_on_alone(self) -> Result<ClusterIdentity, OpenError> {
+    /// Makes it a quorum of one, whose log goes on with `payload`; answers its new identity. Cut short, it is carried out again by
+    /// the same call.
+    pub fn go_on_alone(self, payload: Bytes) -> Result<ClusterIdentity, OpenError> {
         let own = self.facts.node_id.0;
         let mut retired = retired_of(&self.membership);
         self.facts.others.iter().for_each(|other| retired.insert(other.node_id.0));
         let member = types::Member { address: self.facts.address.clone(), retired };
         let alone = Membership::new(vec![[own].into()], std::collections::BTreeMap::from([(own, member)]));
         let alone = alone.map_err(|error| refuse(error.to_string()))?;
-        let cluster = ClusterIdentity {
-            cluster: ClusterId(rand::random::<u128>().to_be_bytes()),
-            history: History(rand::random::<u64>().max(1)),
-        };
+        let cluster = fresh_identity();
+        Unfinished::Recovery(self.facts.cluster).begin(&self.data_dir).map_err(OpenError::storage)?;
         // First: from here on none of the lost ones, should it come back, is let in.
         let changed = self.identity.update(|record| {
             record.cluster = Some(cluster);
@@ -135,10 +147,14 @@ impl LastOne {
             writes.push(Write::Purge { purged: codec::encode(&self.last), delete: self.deleted..end });
         }
         let index = self.last.index + 1;
-        let entry = Entry { log_id: log_id(self.term, index), payload: EntryPayload::Membership(alone) };
         writes.push(Write::Vote(codec::encode(&Vote::new(self.term, own))));
-        writes.push(Write::Append { index, frame: codec::encode(&entry) });
+        let entries = [EntryPayload::Membership(alone), EntryPayload::Normal(Payload(payload))];
+        for (index, payload) in (index..).zip(entries) {
+            let entry = Entry { log_id: log_id(self.term, index), payload };
+            writes.push(Write::Append { index, frame: codec::encode(&entry) });
+        }
         self.disk.write(&writes).and_then(|()| self.disk.sync()).map_err(OpenError::storage)?;
+        Unfinished::end(&self.data_dir).map_err(OpenError::storage)?;
         Ok(cluster)
     }
 }

@@ -50,6 +50,7 @@ async fn open_here<M: StateMachine>(
     let registry = prometheus::Registry::new();
     let (fatal, closed) = reporter(&failure);
     let log_options = LogOptions { flushing: Flushing::Thread, cache_bytes: LOG_CACHE_BYTES, fatal };
+    crate::unfinished::Unfinished::refuse(&options.data_dir)?;
     let (store, report) = LogStore::open_rocks(&options.data_dir.join("log"), log_options, &registry)?;
     let log = OpenLog { store, report, failure, registry, closed };
     let profile = options.election;

@@ -1,6 +1,8 @@
 //! `tidepool master`: one member of the quorum, until a signal, or until it cannot go on.
 
 use tidepool_master::directory::Strategy;
+use tidepool_master::restore;
+use tidepool_master::snapshots::Location;
 use tidepool_master::{DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Stopped};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
@@ -11,6 +13,7 @@ use crate::config::setting::MASTER_PORT;
 use crate::exit::{Exit, Failed};
 use crate::http::{HttpPort, Ready, RoleFace};
 use crate::logging::LogControl;
+use crate::output;
 use crate::port_file::PortFile;
 use crate::signals::{StopSignals, stop_in_order};
 
@@ -19,6 +22,7 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
     let mut signals = StopSignals::listen()?;
     let options = options(config)?;
     let node_id = options.node_id;
+    before_the_start(config, &options).await?;
     let http =
         HttpPort::start(&options.listen, config.integer("master.http_port") as u16, "--http-port", log.clone()).await?;
     let master = tokio::select! {
@@ -55,6 +59,43 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
     };
     http.stop().await;
     Ok(exit)
+}
+
+/// What an empty data directory needs first: a restore, if it was asked for; or the certainty that nothing is lost by beginning
+/// empty.
+async fn before_the_start(config: &Config, options: &MasterOptions) -> anyhow::Result<()> {
+    let restores = restore_location(config)?.filter(|_| !options.join);
+    let guards = options
+        .snapshot_location
+        .clone()
+        .filter(|_| !options.join && restores.is_none() && !config.boolean("master.accept_data_loss"));
+    let (data_dir, node_id, address) = (options.data_dir.clone(), options.node_id, options.advertise.clone());
+    // An S3 store runs its own requests and must not be called from an async thread.
+    let work = move || {
+        match (restores, guards) {
+        (Some(location), _) => restore::restore(&location, &data_dir, node_id, &address).map(|report| match report {
+            Some(report) => Some(report),
+            None => {
+                tracing::info!(data_dir = %data_dir.display(), "--restore-from means nothing: the data directory holds data");
+                None
+            }
+        }),
+        (None, Some(location)) => restore::check_nothing_to_lose(&location, &data_dir).map(|()| None),
+        (None, None) => Ok(None),
+    }
+    };
+    if let Some(report) = tokio::task::spawn_blocking(work).await?? {
+        tracing::warn!(from = report.from, objects = report.objects_kept, "restored into a new cluster");
+        output::print(report.to_string().as_bytes())?;
+    }
+    Ok(())
+}
+
+fn restore_location(config: &Config) -> anyhow::Result<Option<Location>> {
+    match config.text("master.restore_from") {
+        "" => Ok(None),
+        url => Ok(Some(url.parse().map_err(|error| Failed::usage(format!("master.restore_from: {error}")))?)),
+    }
 }
 
 /// Starts a master whose log level can be changed over RPC.
@@ -102,6 +143,10 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     let node_id = config.integer("master.node_id");
     let members = config.members("master.members");
     let join = config.boolean("master.join");
+    let restores = restore_location(config)?.is_some();
+    if join && restores {
+        return Err(Failed::usage("--join and --restore-from exclude each other: a restore begins a cluster"));
+    }
     if join && !members.is_empty() {
         return Err(Failed::usage(
             "--join takes no --members: whoever leads the cluster tells this master who the others are; leave one of them out",
@@ -139,13 +184,21 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
             "listening on {listen} while the quorum spans hosts: no other member could reach it; set --listen to this host's address"
         )));
     }
+    let gather: Vec<Member> = match restores {
+        true => members.iter().map(|m| Member { node_id: NodeId(m.node_id), address: m.address.clone() }).collect(),
+        false => Vec::new(),
+    };
+    // The member with the lowest id restores; the others wait until it takes them in.
+    let join = join || restores && members.iter().any(|member| member.node_id < node_id);
     let members = match members.is_empty() {
+        _ if join && restores => Vec::new(),
         true if join => Vec::new(),
         true => vec![Member { node_id: NodeId(node_id), address: advertise.clone() }],
         false => members.into_iter().map(|m| Member { node_id: NodeId(m.node_id), address: m.address }).collect(),
     };
     let mut options = MasterOptions::new(NodeId(node_id), config.path("master.data_dir"), listen, advertise, members);
     options.join = join;
+    options.gather = gather;
     options.election = match config.text("master.election") {
         "lan" => ElectionProfile::Lan,
         "wan" => ElectionProfile::Wan,

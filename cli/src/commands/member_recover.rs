@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use serde_json::json;
+use tidepool_master::restore::begin_history;
 use tidepool_raft::{ClusterIdentity, Facts, LastOne};
 
 use super::Context;
@@ -20,7 +21,8 @@ pub fn run(context: &Context, accept_data_loss: bool, data_dir: Option<&Path>) -
         output::print(describe(&facts).as_bytes())?;
         return Err(Failed::usage("nothing was changed; to go on with this node alone, add --accept-data-loss"));
     }
-    let now = found.go_on_alone().map_err(|error| error.0)?;
+    let payload = begin_history(facts.cluster)?;
+    let now = found.go_on_alone(payload).map_err(|error| error.0)?;
     match context.format {
         Format::Json => output::print_json(&as_json(&facts, &now))?,
         Format::Table => {
@@ -62,7 +64,7 @@ fn next_steps(facts: &Facts, now: &ClusterIdentity) -> String {
     format!(
         "done: node {id} is a quorum of one, {now}\n\
          next: never start the other masters again with their data directories; start this one with --members {id}={address}; \
-         start datanodes with an empty data directory; take in new masters under new ids (tidepool member add)\n"
+         datanodes and clients follow by themselves, with what they hold; take in new masters under new ids (tidepool member add)\n"
     )
 }
 

@@ -211,6 +211,21 @@ pub static SETTINGS: &[Setting] = &[
     ),
     setting(
         Section::Master,
+        "restore_from",
+        Kind::Text,
+        "",
+        "with an empty data directory: restore the newest whole snapshot at this URL into a new cluster (the member with the lowest id does, the others are taken in); with data it means nothing",
+    )
+    .otherwise("an empty data directory begins an empty cluster, unless snapshot_url has snapshots"),
+    setting(
+        Section::Master,
+        "accept_data_loss",
+        Kind::Boolean,
+        "false",
+        "with an empty data directory: begin an empty cluster even though snapshots lie at snapshot_url",
+    ),
+    setting(
+        Section::Master,
         "data_dir",
         Kind::Path,
         "/var/lib/tidepool/master",

@@ -190,6 +190,7 @@ impl State {
                     node_id: 1,
                     protocol_version: tidepool_proto::PROTOCOL_VERSION,
                     build: String::new(),
+                    ancestors: Vec::new(),
                 }),
                 session_id: self.session_id,
                 members: self
@@ -329,7 +330,14 @@ impl State {
                 if replicas.is_empty() {
                     return code(ErrorCode::ReplicaUnavailable);
                 }
-                v1::ObjectLocation { code: 0, object_id: o.id, length: o.length, replicas, lease_ttl_ms: ttl }
+                v1::ObjectLocation {
+                    code: 0,
+                    object_id: o.id,
+                    length: o.length,
+                    replicas,
+                    lease_ttl_ms: ttl,
+                    history: 0,
+                }
             }
         }
     }

@@ -162,6 +162,7 @@ impl Service {
             node_id: 1,
             protocol_version: PROTOCOL_VERSION,
             build: "fake".into(),
+            ancestors: Vec::new(),
         }
     }
 
@@ -190,6 +191,7 @@ impl Service {
             heartbeat_interval_ms: 20,
             log_time_ms: state.log_time_ms,
             term: state.term,
+            registered_history: 0,
         };
         drop(state);
         self.quorum.changed();

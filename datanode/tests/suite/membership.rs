@@ -47,6 +47,7 @@ async fn describes_itself_to_its_own_cluster_only() {
         node_id: 0,
         protocol_version: PROTOCOL_VERSION,
         build: "test".into(),
+        ancestors: Vec::new(),
     };
     let mut describe = async |identity| client.describe(v1::DescribeRequest { identity }).await.unwrap().into_inner();
     let described = describe(Some(ours.clone())).await;
@@ -363,6 +364,7 @@ async fn verifies_in_place_on_the_leaders_word() {
     world.put(&place, &pattern(300_000, 1)).await.unwrap();
     let c = place.capability;
     let question = v1::VerifyReplica {
+        history: 0,
         object_id: c.object.0,
         replica_id: c.replica.0,
         segment_id: c.segment.0,

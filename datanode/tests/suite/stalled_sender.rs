@@ -29,6 +29,7 @@ impl RawConnection {
                 node_id: 0,
                 protocol_version: PROTOCOL_VERSION,
                 build: "raw".into(),
+                ancestors: Vec::new(),
             }
         };
         let hello = v1::DataHello { identity: Some(identity) }.encode_to_vec();

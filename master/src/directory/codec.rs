@@ -20,7 +20,9 @@ use super::varint::{Reader, put_bytes, put_varint};
 use bytes::Bytes;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
-use tidepool_proto::{Error, ErrorCode, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
+use tidepool_proto::{
+    ClusterId, Error, ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId,
+};
 
 /// Version of the encoding.
 pub const ENTRY_VERSION: u8 = 1;
@@ -54,6 +56,8 @@ mod tag {
     pub(super) const COPY_END: u8 = 24;
     pub(super) const CREATE_TASK: u8 = 25;
     pub(super) const END_TASK: u8 = 26;
+    /// Of feature level 2.
+    pub(super) const BEGIN_HISTORY: u8 = 36;
     pub(super) const AUDIT: u8 = 31;
     /// SET_CONFIG with the limits on what is granted and pinned; the first form leaves them at their defaults.
     pub(super) const SET_CONFIG_2: u8 = 32;
@@ -298,6 +302,11 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             put_varint(out, *index);
             out.extend_from_slice(&digest.to_le_bytes());
         }
+        Op::BeginHistory { before: (cluster, history) } => {
+            out.push(tag::BEGIN_HISTORY);
+            out.extend_from_slice(&cluster.0);
+            out.extend_from_slice(&history.0.to_le_bytes());
+        }
         Op::Audit => out.push(tag::AUDIT),
     }
 }
@@ -487,6 +496,9 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
             let limits = Config { granted_bytes_min, hard_pinned_percent_max, ..Config::default() };
             Op::SetConfig(decode_config(reader, limits)?)
         }
+        tag::BEGIN_HISTORY => Op::BeginHistory {
+            before: (ClusterId(reader.array("cluster uuid")?), History(u64::from_le_bytes(reader.array("history")?))),
+        },
         tag::AUDIT => Op::Audit,
         tag::CHECKPOINT => Op::Checkpoint {
             index: reader.varint("checkpoint index")?,

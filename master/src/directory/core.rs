@@ -1,5 +1,6 @@
 //! `Core`: everything apply reads except the object records, which lie in the shards.
 
+use super::ancestors::Ancestors;
 use super::audit::{Auditor, ObjectSums, Parts};
 use super::copies::Copies;
 use super::digest::{Digest, Sign};
@@ -15,6 +16,7 @@ use super::tenants::{Tenant, Tenants};
 use super::topology::{SegmentPlace, Topology};
 use super::view::{Change, NodeView};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId};
 
 /// See the module.
@@ -25,6 +27,8 @@ pub(super) struct Core {
     pub(super) clock: LogTime,
     pub(super) config: ConfigState,
     pub(super) checkpoint: Option<(u64, u128)>,
+    /// The clusters that this directory was in before.
+    pub(super) ancestors: Arc<Ancestors>,
     pub(super) nodes: Nodes,
     pub(super) space: Space,
     pub(super) sessions: Sessions,
@@ -85,6 +89,7 @@ impl Core {
             clock: LogTime(0),
             config,
             checkpoint: None,
+            ancestors: Arc::default(),
             nodes: Nodes::default(),
             space: Space::default(),
             sessions: Sessions::default(),
@@ -194,7 +199,11 @@ impl Core {
 
     /// What readers need of nodes and segments.
     pub(super) fn topology(&self) -> Topology {
-        let mut topology = Topology { tenants: self.tenants.by_name.clone(), ..Topology::default() };
+        let mut topology = Topology {
+            tenants: self.tenants.by_name.clone(),
+            ancestors: self.ancestors.clone(),
+            ..Topology::default()
+        };
         for (slot, segment) in self.space.iter() {
             let slot = slot as usize;
             if topology.segments.len() <= slot {

@@ -3,6 +3,7 @@
 //! A sum does not depend on order, so it is kept up as records come, change and go; equal states have equal digests
 //! whatever way they were reached. Each record starts with its kind, fields are fixed-width little endian.
 
+use super::ancestors::Ancestor;
 use super::copies::OpenCopy;
 use super::core::OpenPut;
 use super::groups::GroupName;
@@ -121,6 +122,13 @@ impl Canonical {
         self.kind(Kind::Checkpoint);
         self.number(index);
         self.0.extend_from_slice(&digest.to_le_bytes());
+    }
+
+    pub(super) fn ancestor(&mut self, ancestor: &Ancestor) {
+        self.kind(Kind::Ancestor);
+        self.0.extend_from_slice(&ancestor.cluster.0);
+        self.number(ancestor.history.0);
+        self.number(ancestor.until);
     }
 
     pub(super) fn node(&mut self, id: NodeId, node: &Node) {
@@ -286,6 +294,7 @@ enum Kind {
     Copy = 13,
     Task = 14,
     NextTenant = 15,
+    Ancestor = 16,
 }
 
 /// An answer as a number of its kind and one more.

@@ -31,6 +31,7 @@ pub(super) fn rest_digest(core: &Core) -> u128 {
     for (&id, node) in &core.nodes.by_id {
         digest.add(|c| c.node(id, node));
     }
+    core.ancestors.iter().for_each(|ancestor| digest.add(|c| c.ancestor(ancestor)));
     digest.add(|c| c.next_tenant(core.tenants.next));
     for (id, tenant) in core.tenants.iter() {
         digest.add(|c| c.tenant(id, tenant));

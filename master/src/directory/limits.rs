@@ -13,6 +13,8 @@ pub const SHARDS: usize = 1 << SHARD_BITS;
 pub const SHARD_BITS: u32 = 10;
 /// Objects one shard may hold; fixes the width of a slot in the id index.
 pub const OBJECTS_PER_SHARD_MAX: usize = 1 << (32 - SHARD_BITS);
+/// Clusters that a directory may have been restored or recovered from, one after the other.
+pub const ANCESTORS_MAX: usize = 64;
 /// Registered datanodes.
 pub const NODES_MAX: usize = 1 << 16;
 /// Mounted segments of one datanode.

@@ -9,6 +9,7 @@
 //!
 //! Lock order: core, topology, one shard. Apply takes the core per op; readers of keys never take it.
 
+mod ancestors;
 mod apply;
 mod audit;
 pub mod codec;
@@ -39,6 +40,7 @@ mod topology;
 mod varint;
 pub mod view;
 
+pub use ancestors::{Ancestor, Ancestors};
 pub use audit::{AuditProgress, STEP_ITEMS as AUDIT_STEP_ITEMS, Violation, ViolationKind};
 pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use eviction::Neighbourhood;

@@ -5,7 +5,7 @@
 use super::limits::Config;
 use super::tasks::TaskState;
 use smallvec::SmallVec;
-use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
+use tidepool_proto::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
 
 /// A tenant's number, private to the directory: never used for another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -432,6 +432,12 @@ pub enum Op<'a> {
         /// State digest there.
         digest: u128,
     },
+    /// This log goes on from another cluster's directory (I1): what was made before belongs to that one's history, no put or
+    /// copy of it is under way any more, and no node is listed until it is heard.
+    BeginHistory {
+        /// Cluster and history that the directory was in.
+        before: (ClusterId, History),
+    },
     /// Every master recomputes a bounded part of its state and compares it with what it keeps up (M2). Changes nothing.
     Audit,
 }
@@ -468,6 +474,7 @@ impl Op<'_> {
             Op::EndTask { .. } => "end_task",
             Op::SetConfig(_) => "set_config",
             Op::Checkpoint { .. } => "checkpoint",
+            Op::BeginHistory { .. } => "begin_history",
             Op::Audit => "audit",
         }
     }

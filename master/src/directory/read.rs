@@ -7,7 +7,8 @@ use super::sessions::Session;
 use super::space::Segment;
 use super::tenants::Tenant;
 use super::view::{Change, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView};
-use super::{ConfigState, Directory};
+use super::{Ancestors, ConfigState, Directory};
+use std::sync::Arc;
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
 impl Directory {
@@ -74,6 +75,11 @@ impl Directory {
     /// What a session's key-named request answered, if it was executed.
     pub fn answered(&self, session: SessionId, sequence: u64) -> Option<Answered> {
         self.core.read().sessions.by_id.get(&session)?.outcomes.get(&sequence).copied()
+    }
+
+    /// The clusters that this directory was in before.
+    pub fn ancestors(&self) -> Arc<Ancestors> {
+        self.topology.read().ancestors.clone()
     }
 
     /// All registered nodes, by id.

@@ -1,5 +1,6 @@
 //! `Topology`: where segments and nodes are, as readers need it; apply publishes it, readers never wait for apply.
 
+use super::ancestors::Ancestors;
 use super::objects::{Record, SegmentSlot};
 use super::op::{Contact, TenantId};
 use super::view::{NodeView, ObjectState, ObjectView, ReplicaPlace};
@@ -24,6 +25,7 @@ pub(super) struct Topology {
     pub(super) nodes: BTreeMap<NodeId, NodeView>,
     pub(super) tenants: BTreeMap<Arc<str>, TenantId>,
     pub(super) suspect_nodes: usize,
+    pub(super) ancestors: Arc<Ancestors>,
 }
 
 impl Topology {

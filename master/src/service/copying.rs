@@ -132,6 +132,7 @@ fn order(service: &Service, tenure: &Tenure, copy: &CopyView) -> Option<v1::Copy
         target: Some(write_capability(copy, Verb::Write, source.length, expires).to_replica(&secret, history)),
         length,
         remaining_ms,
+        history: Service::history_on_wire(&service.directory().ancestors(), copy.object.op()),
     })
 }
 

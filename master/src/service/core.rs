@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
-use tidepool_proto::{ClusterId, Error, ErrorCode, History, PROTOCOL_VERSION, v1};
+use tidepool_proto::{ClusterId, Error, ErrorCode, History, OpId, PROTOCOL_VERSION, v1};
 use tidepool_raft::Role;
 
 use tidepool_raft::Member;
@@ -21,7 +21,7 @@ use super::recency::Standbys;
 use super::refusal;
 use super::snapshots::Snapshots;
 use super::tenure::Tenure;
-use crate::directory::{Directory, Op, Outcome};
+use crate::directory::{Ancestors, Directory, Op, Outcome};
 
 /// Shared by every face of a master.
 pub struct Service {
@@ -176,7 +176,21 @@ impl Service {
             node_id: self.options.node_id.0,
             protocol_version: PROTOCOL_VERSION,
             build: env!("CARGO_PKG_VERSION").to_owned(),
+            ancestors: self
+                .directory()
+                .ancestors()
+                .iter()
+                .map(|ancestor| v1::Ancestor {
+                    cluster_uuid: bytes::Bytes::copy_from_slice(&ancestor.cluster.0),
+                    history: ancestor.history.0,
+                })
+                .collect(),
         }
+    }
+
+    /// The history that an op's things name in their headers, for the wire: 0 is the present one (I1).
+    pub fn history_on_wire(ancestors: &Ancestors, of: OpId) -> u64 {
+        ancestors.history_of(of).map_or(0, |history| history.0)
     }
 
     /// This life of the directory.
@@ -214,9 +228,25 @@ impl Service {
         Ok(())
     }
 
+    /// As `check_identity`; a client that finds nobody of a history that this directory was in before is taken over.
+    fn check_caller(&self, request: &v1::HelloRequest) -> Result<(), Error> {
+        let theirs = request.identity.as_ref();
+        let was_ours = |theirs: &v1::Identity| {
+            request.known_history != 0
+                && self.directory().ancestors().names(&theirs.cluster_uuid, request.known_history)
+        };
+        match theirs.filter(|theirs| was_ours(theirs)) {
+            Some(theirs) => {
+                let now = v1::Identity { cluster_uuid: Default::default(), history: 0, ..theirs.clone() };
+                self.check_identity(Some(&now))
+            }
+            None => self.check_identity(theirs),
+        }
+    }
+
     /// Opens or resumes a client's session.
     pub async fn hello(&self, request: &v1::HelloRequest) -> Result<v1::HelloResponse, Error> {
-        self.check_identity(request.identity.as_ref())?;
+        self.check_caller(request)?;
         let client_uuid = uuid(&request.client_uuid, "client_uuid")?;
         let tenure = self.tenure()?;
         let outcome =

@@ -18,6 +18,7 @@ use tonic::transport::server::TcpIncoming;
 use super::admin::AdminFace;
 use super::audit::AuditMetrics;
 use super::core::Service;
+use super::gather;
 use super::logging::LogFilter;
 use super::machine::{Machine, MasterNode};
 use super::metrics::ServiceMetrics;
@@ -106,6 +107,7 @@ impl Master {
         let stopped = Arc::new(watch::Sender::new(None));
         serve(&service, listener, log_filter, closing.clone(), stopped.clone());
         tokio::spawn(office::follow(service.clone()));
+        tokio::spawn(gather::follow(service.clone()));
         tokio::spawn(refresh_gauges(service.clone(), closing.subscribe()));
         tokio::spawn(keep_policies_warm(service.clone(), closing.subscribe()));
         tokio::spawn(snapshots::follow(service.clone(), closing.subscribe()));

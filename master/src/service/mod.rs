@@ -12,6 +12,7 @@ mod core;
 mod drain_jobs;
 mod endings;
 mod evictor;
+mod gather;
 mod healing;
 mod heat;
 mod hot;

@@ -33,6 +33,7 @@ impl NodeFace {
     async fn register(&self, request: &v1::RegisterRequest) -> Result<v1::RegisterResponse, Error> {
         let tenure = self.service.tenure()?;
         self.service.check_identity(request.identity.as_ref())?;
+        let ancestors = self.service.directory().ancestors();
         let op = Op::RegisterNode {
             node_uuid: uuid(&request.node_uuid, "node_uuid")?,
             process_uuid: uuid(&request.process_uuid, "process_uuid")?,
@@ -52,6 +53,7 @@ impl NodeFace {
                     heartbeat_interval_ms: self.service.options().node_heartbeat_interval.as_millis() as u32,
                     log_time_ms: tenure.log_time().0,
                     term: tenure.term,
+                    registered_history: Service::history_on_wire(&ancestors, incarnation.op()),
                 })
             }
             Outcome::Refused(error) => Err(error),
@@ -303,9 +305,11 @@ type BeatStream = Pin<Box<dyn Stream<Item = Result<v1::HeartbeatResponse, Status
 impl v1::node_service_server::NodeService for NodeFace {
     async fn register(&self, request: Request<v1::RegisterRequest>) -> Result<Response<v1::RegisterResponse>, Status> {
         let answer = NodeFace::register(self, request.get_ref()).await;
-        Ok(Response::new(
-            answer.unwrap_or_else(|error| v1::RegisterResponse { error: Some(error.into()), ..Default::default() }),
-        ))
+        Ok(Response::new(answer.unwrap_or_else(|error| {
+            // Who refuses: one that belongs to a cluster of before learns of its successor (I3).
+            let identity = Some(self.service.identity());
+            v1::RegisterResponse { error: Some(error.into()), identity, ..Default::default() }
+        })))
     }
 
     async fn mount(&self, request: Request<v1::MountRequest>) -> Result<Response<v1::MountResponse>, Status> {

@@ -25,6 +25,8 @@ pub struct MasterOptions {
     pub members: Vec<Member>,
     /// Whether a fresh master waits to be taken in by a cluster that exists; then `members` is empty.
     pub join: bool,
+    /// Masters that are taken into the quorum as they come up, by whoever leads: after a restore, those that were listed.
+    pub gather: Vec<Member>,
     /// Heartbeat and election timeouts.
     pub election: ElectionProfile,
     /// Lease of a read that asks for none in particular.
@@ -130,6 +132,7 @@ impl MasterOptions {
             advertise,
             members,
             join: false,
+            gather: Vec::new(),
             election: ElectionProfile::Default,
             lease_ttl_default: Duration::from_secs(10),
             lease_ttl_max: Duration::from_secs(10),

@@ -2,6 +2,7 @@
 //! linearizer barrier (R2) before state is looked at.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tidepool_proto::capability::{Capability, Verb};
@@ -16,7 +17,7 @@ use super::matching::pattern;
 use super::options::{BATCH_ITEMS_MAX, LEASED_PERCENT_MAX, LEASED_PERCENT_PER_CLIENT_MAX, LIST_PAGE_MAX};
 use super::session::check_envelope;
 use super::tenure::Tenure;
-use crate::directory::{DataType, ListFilter, ObjectState, ObjectView, ReplicaPlace, SessionId, TenantId};
+use crate::directory::{Ancestors, DataType, ListFilter, ObjectState, ObjectView, ReplicaPlace, SessionId, TenantId};
 
 /// Members of groups that are looked at on a stream's own path.
 const INLINE_GROUP_MEMBERS_MAX: usize = 512;
@@ -107,6 +108,7 @@ enum What<'a> {
 struct Terms {
     lease: LeaseTerms,
     log_time: LogTime,
+    ancestors: Arc<Ancestors>,
 }
 
 impl Terms {
@@ -125,7 +127,7 @@ impl Terms {
             client_bytes: tenure.leases.client_bytes(session.0),
             segments: tenure.leases.segments(),
         };
-        Terms { lease, log_time: tenure.log_time() }
+        Terms { lease, log_time: tenure.log_time(), ancestors: service.directory().ancestors() }
     }
 
     fn ttl_ms(&self) -> u64 {
@@ -379,6 +381,7 @@ fn locate(
         length: view.length,
         replicas: replicas.collect(),
         lease_ttl_ms,
+        history: Service::history_on_wire(&terms.ancestors, view.object.op()),
     })
 }
 
@@ -430,11 +433,12 @@ fn stat(
 ) -> Result<v1::StatResponse, Error> {
     let keys = checked_keys(request.keys.as_ref())?;
     let (now_ms, log_time) = (tenure.now_ms(), tenure.log_time());
+    let ancestors = service.directory().ancestors();
     let mut objects = vec![v1::ObjectStat::default(); keys.len()];
     service.directory().with_objects(tenant, keys.iter().copied(), |i, view| {
         objects[i] = match view {
             None => v1::ObjectStat { code: ErrorCode::ObjectNotFound as u32, ..Default::default() },
-            Some(view) => stat_of(view, tenure.leases.live(view.object, now_ms), log_time),
+            Some(view) => stat_of(view, tenure.leases.live(view.object, now_ms), log_time, &ancestors),
         };
     });
     let mut nodes = BTreeSet::new();
@@ -447,7 +451,12 @@ fn stat(
     Ok(v1::StatResponse { objects, nodes: addresses(service, nodes) })
 }
 
-fn stat_of(view: &ObjectView<'_>, lease: Option<(u32, u64)>, log_time: LogTime) -> v1::ObjectStat {
+fn stat_of(
+    view: &ObjectView<'_>,
+    lease: Option<(u32, u64)>,
+    log_time: LogTime,
+    ancestors: &Ancestors,
+) -> v1::ObjectStat {
     let (leases, remaining_ms) = lease.unwrap_or((0, 0));
     let replicas = view.replicas.iter().map(|place| v1::ReplicaStat {
         replica_id: place.replica.0,
@@ -475,6 +484,7 @@ fn stat_of(view: &ObjectView<'_>, lease: Option<(u32, u64)>, log_time: LogTime) 
         hard_pinned: view.hard_pinned,
         soft_pin_remaining_ms: view.soft_pinned_until.0.saturating_sub(log_time.0),
         group: view.group.map(bytes::Bytes::copy_from_slice).unwrap_or_default(),
+        history: Service::history_on_wire(ancestors, view.object.op()),
     }
 }
 
@@ -530,6 +540,7 @@ fn read_report(service: &Service, tenure: &Tenure, request: &v1::ReadReportReque
                         segment_id: place.segment.0,
                         offset: place.offset,
                         length: place.length,
+                        history: Service::history_on_wire(&service.directory().ancestors(), object.op()),
                     };
                     tenure.nodes.ask_to_verify(place.node, verify);
                 }

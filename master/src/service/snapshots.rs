@@ -15,7 +15,8 @@ use tokio::sync::watch;
 use super::core::Service;
 use crate::snapshots::policy::{Decision, Facts, Policy, Position};
 use crate::snapshots::{
-    Catalogue, ImageFile, Location, MemberLine, Pace, PublishError, Published, StoreError, Whose, prune, publish,
+    Ancestor, Catalogue, ImageFile, Location, MemberLine, Pace, PublishError, Published, StoreError, Whose, prune,
+    publish,
 };
 
 /// How often it is decided whether to publish.
@@ -297,13 +298,15 @@ async fn send(service: &Service, location: Location, file: SnapshotFile) -> Resu
 
 fn whose(service: &Service, file: &SnapshotFile) -> Whose {
     let identity = service.node().identity();
+    let ancestors: Vec<_> = service.directory().ancestors().iter().copied().collect();
     let members = file.members().into_iter().map(|(node, address)| MemberLine { node, address });
     Whose {
         cluster: identity.cluster,
         history: identity.history,
         node: service.options().node_id,
         members: members.collect(),
-        ancestors: Vec::new(),
+        // The youngest first.
+        ancestors: ancestors.iter().rev().map(|a| Ancestor { cluster: a.cluster, history: a.history }).collect(),
         build: concat!("tidepool ", env!("CARGO_PKG_VERSION")).to_owned(),
         created: SystemTime::now(),
     }

@@ -4,6 +4,7 @@ use tidepool_proto::v1;
 use tidepool_raft::{NodeStatus, Role};
 
 use super::core::Service;
+use super::gather;
 use crate::directory::Contact;
 
 /// Whether this master can do its work, for `/readyz`.
@@ -122,7 +123,16 @@ pub fn status(service: &Service) -> v1::StatusResponse {
         next_step: String::new(),
         snapshot: Some(service.snapshots().status()),
     };
-    response.next_step = next_step(&response);
+    let missing = gather::missing(service);
+    response.next_step = match missing.first() {
+        Some(member) if response.leader.is_some() => format!(
+            "master {} at {} is not taken into the restored cluster yet ({} missing): start it with an empty data directory and --restore-from, or look at its log",
+            member.node_id,
+            member.address,
+            missing.len()
+        ),
+        _ => next_step(&response),
+    };
     response
 }
 

@@ -461,8 +461,8 @@ async fn the_last_one_goes_on_alone_in_a_new_history() {
     assert_eq!(found.facts.others, quorum.members[..2]);
     drop(found);
     // Cut short after its first step, or repeated: the same in the end.
-    LastOne::open(&dir).unwrap().go_on_alone().unwrap();
-    let now = LastOne::open(&dir).unwrap().go_on_alone().unwrap();
+    LastOne::open(&dir).unwrap().go_on_alone(Ledger::payload(60)).unwrap();
+    let now = LastOne::open(&dir).unwrap().go_on_alone(Ledger::payload(61)).unwrap();
     assert!(now.cluster != before.cluster && now.history != before.history);
 
     std::fs::write(dir.join("alone"), "").unwrap();
@@ -472,6 +472,7 @@ async fn the_last_one_goes_on_alone_in_a_new_history() {
         (standing.role == Role::Leader).then_some(standing.term)
     })
     .await;
+    let entries: Vec<_> = entries.into_iter().chain([60, 61]).collect();
     assert_eq!((survivor.identity(), survivor.machine().entries()), (now, entries));
     // The lost ones come back and go on among themselves: two clusters that do not know each other.
     for id in [1, 2] {

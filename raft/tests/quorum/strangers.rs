@@ -134,6 +134,7 @@ fn identity_of(node: &tidepool_raft::Node<crate::ledger::Ledger>) -> v1::Identit
         node_id: node.node_id().0,
         protocol_version: PROTOCOL_VERSION,
         build: "test".to_owned(),
+        ancestors: Vec::new(),
     }
 }
 

@@ -39,6 +39,7 @@ impl DataIdentity {
             node_id: self.node.0,
             protocol_version: PROTOCOL_VERSION,
             build: env!("CARGO_PKG_VERSION").to_owned(),
+            ancestors: Vec::new(),
         }
     }
 }

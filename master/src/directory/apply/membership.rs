@@ -161,12 +161,19 @@ impl Apply<'_> {
         if entry.contact == contact {
             return Ok(Outcome::Done);
         }
+        self.note_contact(node, contact);
+        self.publish();
+        Ok(Outcome::Done)
+    }
+
+    /// Whether a registered node is heard; publishing it is the caller's.
+    pub(super) fn note_contact(&mut self, node: NodeId, contact: Contact) {
+        let core = &mut *self.core;
+        let entry = core.nodes.by_id.get_mut(&node).expect("the caller found it");
         core.digest.sub(|c| c.node(node, entry));
         entry.contact = contact;
         core.digest.add(|c| c.node(node, entry));
         core.space.set_contact(node, contact);
-        self.publish();
-        Ok(Outcome::Done)
     }
 
     pub(super) fn drop_node(&mut self, node: NodeId, life: Incarnation) -> Applied {

@@ -3,6 +3,7 @@
 mod attributes;
 mod copy;
 mod end;
+mod history;
 mod membership;
 mod put;
 mod release;
@@ -95,6 +96,7 @@ impl Apply<'_> {
             Op::EndTask { task, state, left, message } => self.end_task(*task, *state, *left, message),
             Op::SetConfig(config) => self.set_config(config),
             Op::Checkpoint { index, digest } => self.checkpoint(*index, *digest),
+            Op::BeginHistory { before: (cluster, history) } => self.begin_history(*cluster, *history),
             Op::Audit => {
                 audit::step(self.core, self.shards, self.topology, self.at.log_index());
                 Ok(Outcome::Done)

@@ -5,6 +5,7 @@ use super::manifest::{FORMAT_VERSION, Manifest, Part, PartSum};
 use super::rows::{SegmentsPart, SessionRow, TasksPart};
 use super::shard::{GroupNames, Loaded, array, decode};
 use super::{RestoreError, inconsistent};
+use crate::directory::ancestors::{Ancestor, Ancestors};
 use crate::directory::copies::OpenCopy;
 use crate::directory::core::Core;
 use crate::directory::free_space::FreeSpace;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use tidepool_proto::capability::Secret;
-use tidepool_proto::{Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
+use tidepool_proto::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
 /// Threads that decode shards.
 const WORKERS_MAX: usize = 8;
@@ -232,6 +233,7 @@ fn read_segments(bytes: &[u8]) -> Result<(Core, Vec<Extent>), RestoreError> {
     core.applied = part.applied;
     core.advance_clock(LogTime(part.clock));
     read_config(&mut core, &part)?;
+    read_ancestors(&mut core, &part)?;
     read_tenants(&mut core, &part)?;
     read_nodes(&mut core, &part)?;
     mount(&mut core, &part)?;
@@ -267,6 +269,18 @@ fn read_config(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreEr
 
 fn numbered<T: Copy>(all: &[T], number: u8, what: &str) -> Result<T, RestoreError> {
     all.get(usize::from(number)).copied().ok_or_else(|| inconsistent(format!("unknown {what} {number}")))
+}
+
+fn read_ancestors(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreError> {
+    let mut ancestors = Ancestors::default();
+    for row in &part.ancestors {
+        let cluster = ClusterId(array(row.cluster, "cluster uuid")?);
+        let ancestor = Ancestor { cluster, history: History(row.history), until: row.until };
+        ancestors.push(ancestor).map_err(|error| inconsistent(error.message()))?;
+        core.digest.add(|c| c.ancestor(&ancestor));
+    }
+    core.ancestors = ancestors.into();
+    Ok(())
 }
 
 fn read_tenants(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreError> {

@@ -38,6 +38,18 @@ pub(super) struct SegmentsPart<'a> {
     pub(super) sessions: Vec<SessionRow<'a>>,
     pub(super) retired: Vec<RetiredRow>,
     pub(super) lost: Vec<LostRow<'a>>,
+    /// Since feature level 2.
+    #[serde(default)]
+    pub(super) ancestors: Vec<AncestorRow<'a>>,
+}
+
+/// A cluster that the directory was in before.
+#[derive(Serialize, Deserialize, Debug)]
+pub(super) struct AncestorRow<'a> {
+    #[serde(borrow)]
+    pub(super) cluster: Bin<'a>,
+    pub(super) history: u64,
+    pub(super) until: u64,
 }
 
 #[derive(Serialize, Deserialize, Debug)]

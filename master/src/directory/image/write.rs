@@ -7,8 +7,8 @@
 use super::frame::{Frame, Kind, MAGIC, encode_level};
 use super::manifest::{FORMAT_VERSION, Manifest, PartSum};
 use super::rows::{
-    Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow, TaskRow, TasksPart,
-    TenantRow,
+    AncestorRow, Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow, TaskRow,
+    TasksPart, TenantRow,
 };
 use super::shard::{References, encode};
 use crate::directory::core::Core;
@@ -208,6 +208,15 @@ fn segments(core: &Core) -> Vec<u8> {
                 tenant: tenant.0,
                 group: Bin(name),
                 keys: group.lost.iter().map(|key| Bin(key)).collect(),
+            })
+            .collect(),
+        ancestors: core
+            .ancestors
+            .iter()
+            .map(|ancestor| AncestorRow {
+                cluster: Bin(&ancestor.cluster.0),
+                history: ancestor.history.0,
+                until: ancestor.until,
             })
             .collect(),
     })

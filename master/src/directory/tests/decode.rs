@@ -9,7 +9,7 @@ use crate::directory::{
 use proptest::prelude::*;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
-use tidepool_proto::{ErrorCode, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
+use tidepool_proto::{ClusterId, ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
 /// One op of each kind.
 pub(super) fn one_of_each() -> Vec<Op<'static>> {
@@ -96,6 +96,7 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
             token: [8; 16],
         }),
         Op::EndTask { task: TaskId(u64::MAX), state: TaskState::Failed, left: 1 << 40, message: "\u{e9}nough" },
+        Op::BeginHistory { before: (ClusterId([7; 16]), History(u64::MAX - 2)) },
         Op::Audit,
     ]
 }

@@ -9,7 +9,7 @@ use crate::directory::{
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidepool_proto::{Incarnation, NodeId, ObjectId, ReplicaId, SegmentId};
+use tidepool_proto::{ClusterId, History, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId};
 
 pub(super) const KEYS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 pub(super) const GROUPS: [&str; 2] = ["g0", "g1"];
@@ -275,6 +275,7 @@ pub(super) fn op<'m>(command: &Command, model: &'m Model, sessions: &[SessionId]
             Op::CopyEnd { replica, end: if p[1] < 170 { ReplicaEnd::Stored } else { replica_end(p[1]) } }
         }
         118 => Op::Audit,
+        119 => Op::BeginHistory { before: (ClusterId([p[0]; 16]), History((p[0] % 16).into())) },
         152..156 => {
             let object = pick(&objects, p[0], ObjectId(16));
             let replicas: Vec<ReplicaId> = model.replicas(object).into_iter().map(|r| r.0).collect();

@@ -8,6 +8,7 @@ mod eviction;
 mod extra;
 mod generator;
 mod groups;
+mod history;
 mod limits;
 mod listing;
 mod measure;

@@ -15,6 +15,8 @@ use tidepool_proto::OpId;
 /// Op and outcome, as `label` has them.
 const EXPECTED: &[&str] = &[
     "audit done",
+    "begin_history INVALID_PARAMS",
+    "begin_history done",
     "copy_end GRANT_LOST",
     "copy_end stored false",
     "copy_end stored true",
@@ -150,6 +152,8 @@ const EXPECTED: &[&str] = &[
     "a copy is one too many",
     "a copy of an ended task does not start",
     "a late duplicate clears nothing",
+    "a copy ends with its history",
+    "a put ends with its history",
     "a put makes fewer copies than were wanted",
     "a replica that was never made is made",
     "an object has more replicas than are wanted",

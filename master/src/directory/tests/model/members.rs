@@ -3,7 +3,7 @@
 use super::{Model, Node, Object, Segment};
 use crate::directory::{Contact, Outcome, SessionId, Uuid};
 use std::collections::BTreeSet;
-use tidepool_proto::{ErrorCode, Incarnation, NodeId, OpId, SegmentId};
+use tidepool_proto::{ErrorCode, History, Incarnation, NodeId, ObjectId, OpId, SegmentId};
 
 impl Model {
     pub(super) fn check_life(&self, node: NodeId, life: Incarnation) -> Result<(), ErrorCode> {
@@ -100,5 +100,29 @@ impl Model {
         let known = idle.iter().filter(|s| self.sessions.remove(s).is_some()).count() as u64;
         self.session_uuids.retain(|_, s| self.sessions.contains_key(s));
         Outcome::Expired { sessions: known }
+    }
+
+    /// Nobody is heard, nothing is under way any more, and what is there belongs to the history before.
+    pub(super) fn begin_history(&mut self, at: OpId, before: History) -> Result<Outcome, ErrorCode> {
+        if before.0 == 0 {
+            return Err(ErrorCode::InvalidParams);
+        }
+        self.histories.push((before, at.log_index()));
+        self.nodes.iter_mut().for_each(|n| n.contact = Contact::Suspect);
+        let open: BTreeSet<ObjectId> = self.objects.iter().filter(|o| o.ended.is_none()).map(|o| o.id).collect();
+        for id in open {
+            self.events.insert("a put ends with its history");
+            self.drop_put(id, &BTreeSet::new());
+        }
+        for copy in std::mem::take(&mut self.copies) {
+            self.events.insert("a copy ends with its history");
+            self.give_up(&copy);
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// The history that an id belongs to; none: the present one.
+    pub(super) fn history_of(&self, id: OpId) -> Option<History> {
+        self.histories.iter().find(|(_, until)| id.log_index() < *until).map(|(history, _)| *history)
     }
 }

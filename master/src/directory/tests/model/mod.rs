@@ -15,7 +15,7 @@ use crate::directory::{
 use copies::{Copying, Tasked};
 use std::collections::{BTreeMap, BTreeSet};
 use tidepool_proto::object::extent_bytes;
-use tidepool_proto::{ErrorCode, Incarnation, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
+use tidepool_proto::{ErrorCode, History, Incarnation, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
 
 #[derive(Clone, Debug)]
 struct Object {
@@ -116,6 +116,8 @@ pub(crate) struct Model {
     granted_bytes_min: u64,
     hard_pinned_percent_max: u64,
     clock: u64,
+    /// (history, index at which the next one began).
+    histories: Vec<(History, u64)>,
     /// What happened that outcomes do not tell: the generator must reach it.
     pub(super) events: BTreeSet<&'static str>,
 }
@@ -140,6 +142,7 @@ impl Model {
             granted_bytes_min: 1 << 28,
             hard_pinned_percent_max: 90,
             clock: 0,
+            histories: Vec::new(),
             events: BTreeSet::new(),
         }
     }
@@ -266,6 +269,7 @@ impl Model {
                 self.hard_pinned_percent_max = config.hard_pinned_percent_max;
                 Ok(Outcome::Done)
             }
+            Op::BeginHistory { before } => self.begin_history(at, before.1),
             Op::Checkpoint { .. } | Op::Audit => Ok(Outcome::Done),
         }
     }

@@ -27,6 +27,10 @@ impl Model {
         self.check_tenants(directory);
         self.check_copies(directory);
         self.check_tasks(directory);
+        let ancestors = directory.ancestors();
+        for object in &self.objects {
+            assert_eq!(ancestors.history_of(object.id.op()), self.history_of(object.id.op()));
+        }
         assert_eq!(directory.counts().objects as usize, self.objects.len());
     }
 

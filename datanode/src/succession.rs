@@ -1,0 +1,132 @@
+//! A cluster that goes on in another one (I1, I3): its directory was restored or recovered into a new cluster and history, whose
+//! masters name the clusters that it was in before.
+//!
+//! A datanode follows when a leader of such a successor answers and nobody of the known cluster does. First everything of the life
+//! before ends: connections are closed, copies stop, and no step of any write is left. Only then it registers with the successor,
+//! as the same process. A directory that knows this process answers the incarnation it had, and what is stored here is offered
+//! again; one that was saved before this life began answers another, and the content goes.
+
+use std::sync::Arc;
+
+use tidepool_proto::{ClusterId, Error, History, Incarnation, NodeId, v1};
+
+use crate::life::{Life, Registration};
+use crate::segment::Segment;
+
+/// A cluster that another one went on in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Successor {
+    pub(crate) cluster: ClusterId,
+    pub(crate) history: History,
+}
+
+impl Successor {
+    /// The successor of a cluster, if a master's identity says that it belongs to one. `history`: of the cluster, if it is known.
+    pub(crate) fn of(cluster: ClusterId, history: Option<History>, identity: &v1::Identity) -> Option<Successor> {
+        let known = |ancestor: &v1::Ancestor| {
+            ancestor.cluster_uuid[..] == cluster.0 && history.is_none_or(|history| history.0 == ancestor.history)
+        };
+        let theirs = <[u8; 16]>::try_from(&identity.cluster_uuid[..]).ok()?;
+        (identity.history != 0 && theirs != cluster.0 && identity.ancestors.iter().any(known))
+            .then_some(Successor { cluster: ClusterId(theirs), history: History(identity.history) })
+    }
+}
+
+/// What is followed, and what the life before left.
+pub(crate) struct Legacy {
+    pub(crate) successor: Successor,
+    /// None: this process has not been registered yet.
+    life: Option<Arc<Life>>,
+}
+
+impl Legacy {
+    /// Of a life that has ended: returns when nothing of it can touch the memory any more.
+    pub(crate) async fn of(life: Option<Arc<Life>>, successor: Successor) -> Legacy {
+        if let Some(life) = &life {
+            assert!(life.is_over(), "a life that goes on leaves nothing");
+            life.writes().abort_all();
+            life.writes().quiet().await;
+        }
+        Legacy { successor, life }
+    }
+
+    /// The successor that is followed instead of the first one.
+    pub(crate) fn goes_on_in(self, successor: Successor) -> Legacy {
+        Legacy { successor, ..self }
+    }
+
+    /// The retry token under which the directory may know this process.
+    pub(crate) fn process_uuid(&self) -> Option<[u8; 16]> {
+        Some(self.life.as_ref()?.registration().process_uuid)
+    }
+
+    /// Whether a registration continues that life: the same incarnation, of the same history. Incarnations of two histories may
+    /// have one number.
+    pub(crate) fn is_continued_by(&self, now: &Registration) -> bool {
+        let of = |registration: &Registration| -> (NodeId, Incarnation, History) {
+            (registration.node, registration.incarnation, registration.registered_in)
+        };
+        self.life.as_ref().is_some_and(|life| of(life.registration()) == of(now))
+    }
+
+    /// ONE-WRITER across histories: nothing is written any more under the life before.
+    pub(crate) fn assert_quiet(&self) {
+        let quiet = self.life.as_ref().is_none_or(|life| life.writes().is_quiet());
+        assert!(quiet, "a write of the history before is still open");
+    }
+
+    /// Whether there is content that may be kept.
+    pub(crate) fn has_content(&self) -> bool {
+        self.life.is_some()
+    }
+
+    /// The memory it had, by name.
+    pub(crate) fn segments(&self) -> Option<Vec<Arc<Segment>>> {
+        let mut segments: Vec<Arc<Segment>> = self.life.as_ref()?.segments().values().cloned().collect();
+        segments.sort_by(|a, b| a.name().cmp(b.name()));
+        Some(segments)
+    }
+
+    /// Gives the memory back: the directory of the successor does not know it.
+    pub(crate) fn drop_content(self) {
+        if let Some(life) = self.life {
+            life.drop_content();
+        }
+    }
+}
+
+/// The error with which a master of another cluster ended a search, and what it succeeds.
+#[derive(Clone, Debug)]
+pub(crate) struct Succeeded {
+    pub(crate) successor: Successor,
+    pub(crate) error: Error,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(cluster: u8, ancestors: &[(u8, u64)]) -> v1::Identity {
+        let ancestor = |&(number, history): &(u8, u64)| v1::Ancestor { cluster_uuid: vec![number; 16].into(), history };
+        let ancestors = ancestors.iter().map(ancestor).collect();
+        v1::Identity { cluster_uuid: vec![cluster; 16].into(), history: 77, ancestors, ..Default::default() }
+    }
+
+    #[test]
+    fn only_who_names_the_known_cluster_and_history_succeeds_it() {
+        let known = ClusterId([1; 16]);
+        let of = |identity: &v1::Identity| Successor::of(known, Some(History(5)), identity);
+        let successor = Some(Successor { cluster: ClusterId([2; 16]), history: History(77) });
+        assert_eq!(of(&identity(2, &[(1, 5)])), successor);
+        assert_eq!(of(&identity(2, &[(9, 1), (1, 5), (8, 1)])), successor, "over several restores");
+        assert_eq!(of(&identity(2, &[])), None, "a stranger");
+        assert_eq!(of(&identity(2, &[(1, 6)])), None, "another history of it");
+        assert_eq!(of(&identity(2, &[(3, 5)])), None);
+        assert_eq!(of(&identity(1, &[(1, 5)])), None, "nobody succeeds itself");
+        assert_eq!(
+            Successor::of(known, None, &identity(2, &[(1, 6)])),
+            successor,
+            "a restarted process knows no history"
+        );
+    }
+}
