@@ -11,5 +11,5 @@ pub mod eviction;
 mod service;
 
 pub use service::{
-    DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped,
+    DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped, is_applying,
 };

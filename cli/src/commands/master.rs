@@ -5,6 +5,7 @@ use tidepool_master::{DynamicReplication, FailoverReclaim, LogFilter, Master, Ma
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
+use crate::anew;
 use crate::args::RoleArgs;
 use crate::config::Config;
 use crate::config::setting::MASTER_PORT;
@@ -47,10 +48,15 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
             Exit::Success
         }
         stopped = master.stopped() => {
-            if matches!(stopped, Stopped::Removed(_)) {
+            if matches!(stopped, Stopped::Removed(_) | Stopped::Diverged(_)) {
                 stop_in_order(&mut signals, master.shutdown()).await;
             }
-            how_it_ended(&stopped)
+            let exit = how_it_ended(&stopped);
+            if matches!(stopped, Stopped::Diverged(_)) {
+                http.stop().await;
+                return Err(anew::start());
+            }
+            exit
         }
     };
     http.stop().await;
@@ -88,6 +94,10 @@ pub fn how_it_ended(stopped: &Stopped) -> Exit {
         Stopped::Removed(reason) => {
             tracing::warn!(%reason, "this master is no member any more; it ends");
             Exit::Removed
+        }
+        Stopped::Diverged(reason) => {
+            tracing::error!(%reason, "this master starts over from the last agreed snapshot");
+            Exit::Diverged
         }
         Stopped::Fatal(reason) => {
             tracing::error!(%reason, "the master cannot go on");
@@ -187,6 +197,9 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     options.slow_call = config.duration("master.slow_call");
     options.snapshot_log_bytes = config.size("master.snapshot_log_bytes");
     options.keep_log_entries = config.integer("master.keep_log_entries");
+    options.feed_log_entries_max = config.integer("master.feed_log_entries_max");
+    options.snapshot_send_bytes_per_s = config.size("master.snapshot_send_bytes_per_s");
+    options.checkpoint_interval = config.duration("master.checkpoint_interval");
     check_order(config, "master.lease_ttl", "master.lease_ttl_max")?;
     check_order(config, "master.node_heartbeat_interval", "master.node_suspect_timeout")?;
     check_order(config, "master.node_suspect_timeout", "master.node_forget_timeout")?;

@@ -374,6 +374,27 @@ pub static SETTINGS: &[Setting] = &[
         "50000",
         "log entries kept behind the snapshot for lagging standbys",
     ),
+    setting(
+        Section::Master,
+        "feed_log_entries_max",
+        Kind::Integer(1_024, u64::MAX),
+        "4000000",
+        "log entries kept at most for a standby that is being sent a snapshot, or catches up after one; beyond them it starts over with a newer one",
+    ),
+    setting(
+        Section::Master,
+        "snapshot_send_bytes_per_s",
+        Kind::Size,
+        "0",
+        "bytes of snapshots that a leader sends a second, to all standbys together; 0: as fast as it goes",
+    ),
+    setting(
+        Section::Master,
+        "checkpoint_interval",
+        Kind::Duration,
+        "5s",
+        "how often the masters compare their states; one that differs from the majority starts over; 0: never",
+    ),
     // Datanode.
     setting(
         Section::Datanode,

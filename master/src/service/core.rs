@@ -12,6 +12,7 @@ use tidepool_raft::Role;
 
 use tidepool_raft::Member;
 
+use super::agreement::Halt;
 use super::clients::Clients;
 use super::evictor::Evictor;
 use super::machine::{Machine, MasterNode};
@@ -30,6 +31,7 @@ pub struct Service {
     metrics: Arc<ServiceMetrics>,
     clients: Clients,
     standbys: Standbys,
+    halt: Halt,
     tenure: RwLock<Option<Arc<Tenure>>>,
     term: AtomicU64,
 }
@@ -49,6 +51,7 @@ impl Service {
             metrics,
             clients: Clients::default(),
             standbys: Standbys::default(),
+            halt: Halt::default(),
             tenure: RwLock::new(None),
             term: AtomicU64::new(0),
         })
@@ -85,6 +88,10 @@ impl Service {
     /// Connections to the standbys.
     pub fn standbys(&self) -> &Standbys {
         &self.standbys
+    }
+    /// Why nothing is written while the masters disagree.
+    pub fn halt(&self) -> &Halt {
+        &self.halt
     }
     /// Last term seen, carried in every answer.
     pub fn term(&self) -> u64 {

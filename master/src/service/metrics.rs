@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
+use super::agreement::Verdict;
+
 /// Metrics of the service; the Raft node keeps its own in the same registry.
 pub struct ServiceMetrics {
     /// Keys handled, by operation and result code.
@@ -58,6 +60,10 @@ pub struct ServiceMetrics {
     pub raft: IntGaugeVec,
     /// 1 when this master leads.
     pub is_leader: IntGauge,
+    /// Checkpoints at which this master compared its state with the others', by what came of it.
+    pub state_comparisons: IntCounterVec,
+    /// 1 while no majority of the masters has one state: nothing is written.
+    pub state_split: IntGauge,
 }
 
 impl ServiceMetrics {
@@ -89,6 +95,12 @@ impl ServiceMetrics {
             registry.register(Box::new(metric.clone()))?;
             Ok(metric)
         };
+        let state_comparisons = counters(
+            "state_comparisons_total",
+            "Comparisons of this master's state with the others' at a checkpoint, by what came of it",
+            &["verdict"],
+        )?;
+        Verdict::NAMES.iter().for_each(|name| drop(state_comparisons.with_label_values(&[name])));
         Ok(Arc::new(ServiceMetrics {
             keys: counters("keys_total", "Keys handled, by operation and result code", &["op", "code"])?,
             slow_calls: counter("slow_calls_total", "Calls slower than the slow-call setting")?,
@@ -137,6 +149,8 @@ impl ServiceMetrics {
             largest_free_extent: gauges("largest_free_extent_bytes", "Largest free extent per segment", &["segment"])?,
             raft: gauges("raft", "Raft figures: term, log, committed, applied, purged, snapshot index", &["figure"])?,
             is_leader: gauge("is_leader", "1 when this master leads")?,
+            state_comparisons,
+            state_split: gauge("state_split", "1 while no majority of the masters has one state: nothing is written")?,
         }))
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidepool_proto::capability::GRANT_LIFETIME_MAX_MS;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
-use tidepool_raft::{ElectionProfile, Member};
+use tidepool_raft::{Agreement, ElectionProfile, Member};
 
 use crate::directory::{Config, Strategy};
 
@@ -76,6 +76,12 @@ pub struct MasterOptions {
     pub snapshot_log_bytes: u64,
     /// Entries kept behind the snapshot for lagging standbys.
     pub keep_log_entries: u64,
+    /// Entries kept at most for a standby that is fed a snapshot, or catches up after one.
+    pub feed_log_entries_max: u64,
+    /// Bytes of snapshots sent to standbys a second; 0: as fast as it goes.
+    pub snapshot_send_bytes_per_s: u64,
+    /// How often the masters compare their states; zero: never, and a snapshot is good on its writer's own word.
+    pub checkpoint_interval: Duration,
 }
 
 /// What is done about objects that are read often.
@@ -145,6 +151,9 @@ impl MasterOptions {
             slow_call: Duration::from_millis(500),
             snapshot_log_bytes: 256 << 20,
             keep_log_entries: 50_000,
+            feed_log_entries_max: 4_000_000,
+            snapshot_send_bytes_per_s: 0,
+            checkpoint_interval: Duration::from_secs(5),
         }
     }
 
@@ -197,6 +206,9 @@ impl MasterOptions {
         raft.join = self.join;
         raft.snapshot_log_bytes = self.snapshot_log_bytes;
         raft.keep_log_entries = self.keep_log_entries;
+        raft.feed_log_entries_max = self.feed_log_entries_max;
+        raft.snapshot_send_bytes_per_s = self.snapshot_send_bytes_per_s;
+        raft.agreement = if self.checkpoint_interval.is_zero() { Agreement::OwnWord } else { Agreement::Majority };
         raft
     }
 }

@@ -31,7 +31,8 @@ pub struct Standbys {
 }
 
 impl Standbys {
-    fn channel(&self, address: &Address) -> Option<Channel> {
+    /// A connection to one of them.
+    pub fn channel(&self, address: &Address) -> Option<Channel> {
         let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(address) {
             return Some(channel.clone());
