@@ -34,6 +34,7 @@ use crate::open::OpenError;
 use crate::options::{Member, Options};
 use crate::propose::{Applied, ProposeError, hint};
 use crate::read::{ReadBarrier, ReadError, SuspendWatch};
+use crate::snapshot::SnapshotFile;
 use crate::status::{NodeStatus, member_statuses};
 use crate::transfer::{TransferError, catch_up_limit, choose, handover_limit, lacks};
 use crate::types::{CommittedLeaderId, PAYLOAD_BYTES_MAX, Payload, term_of};
@@ -482,6 +483,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
                 chosen => return chosen,
             }
         }
+    }
+
+    /// The newest snapshot that a majority vouched for (M3): what may leave this member.
+    pub fn agreed_snapshot(&self) -> Option<SnapshotFile> {
+        self.inner.parts.machine.snapshots.agreed()
     }
 
     /// Snapshots the state and purges the log behind it, now. Answers the index that the snapshot covers.

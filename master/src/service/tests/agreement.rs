@@ -11,6 +11,9 @@ use super::*;
 use crate::directory::{Directory, Op, Outcome};
 use crate::service::Stopped;
 
+/// Log on disk: two snapshots' worth of 8 MiB, what a third brings until it is agreed, and RocksDB's own files.
+const LOG_BYTES_MAX: u64 = 96 << 20;
+
 struct Trio {
     options: Vec<MasterOptions>,
     rigs: Vec<Rig>,
@@ -255,4 +258,70 @@ async fn an_op_that_stops_a_master_is_left_out() {
     assert_eq!(seen, (0..seen.len()).map(|o| o as u32 == at.place.ordinal).collect::<Vec<_>>());
     rig.service.directory().check_invariants().expect("sound");
     rig.master.shutdown().await;
+}
+
+/// Bytes of the files below a directory.
+fn bytes_on_disk(dir: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.metadata().map_or(0, |m| if m.is_dir() { bytes_on_disk(&entry.path()) } else { m.len() }))
+        .sum()
+}
+
+/// User report 7: log entries were never cleaned up. 300 000 put/remove cycles while a standby is down: what lies on the leader's
+/// disk is bounded by snapshots and kept entries, and the standby comes back by snapshot, with the same state.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_007_the_log_is_bounded_and_a_standby_that_was_down_comes_back_by_snapshot() {
+    const CYCLES: usize = 300_000;
+    const BATCH: usize = 1_000;
+    let mut trio = Trio::start(|options| {
+        options.snapshot_log_bytes = 8 << 20;
+        options.keep_log_entries = 100;
+    })
+    .await;
+    let leader = trio.leader().await;
+    let down = (leader + 1) % 3;
+    trio.rigs[down].master.shutdown().await;
+    let rig = &trio.rigs[leader];
+    let session = rig.hello(9).await;
+    let mut most = 0;
+    for round in 0..CYCLES / BATCH {
+        let names: Vec<String> = (0..BATCH).map(|i| format!("cycle/{round}/{i}")).collect();
+        let items = names.iter().map(|name| requests::item(name, 100, rand::random(), "")).collect();
+        let request = v1::PutStartRequest { session_id: session, items, ..Default::default() };
+        let Ok(Answer::PutStart(started)) = rig.ask("", 60_000, Ask::PutStart(request)).await else {
+            panic!("not started")
+        };
+        let ended = names.iter().zip(&started.grants);
+        let items = ended.map(|(name, grant)| requests::ending(&rig.service, name, grant, v1::ReplicaOutcome::Stored));
+        let request = v1::PutEndRequest { session_id: session, items: items.collect() };
+        let Ok(Answer::PutEnd(ended)) = rig.ask("", 60_000, Ask::PutEnd(request)).await else { panic!("not ended") };
+        assert!(ended.results.iter().all(|result| result.error.is_none()), "{:?}", ended.results[0]);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let remove = v1::RemoveRequest {
+            keys: requests::keys(&names),
+            mode: v1::RemoveMode::Force as i32,
+            session_id: session,
+            sequence: (round * BATCH) as u64 + 1,
+            floor: (round * BATCH) as u64 + 1,
+            ..Default::default()
+        };
+        let Ok(Answer::Remove(removed)) = rig.ask("", 60_000, Ask::Remove(remove)).await else { panic!("not removed") };
+        assert!(removed.errors.is_empty(), "{:?}", removed.errors[0]);
+        most = most.max(bytes_on_disk(&trio.options[leader].data_dir.join("log")));
+    }
+    let status = rig.service.node().status();
+    println!("{CYCLES} cycles, {} entries: the log had {most} bytes at most", status.last_log_index);
+    assert!(status.purged_index > 0, "nothing was dropped from the log");
+    assert!(most < LOG_BYTES_MAX, "the log had {most} bytes");
+    let before = status.purged_index;
+
+    trio.rigs[down] = start(&trio.options[down]).await;
+    trio.agree().await;
+    let back = trio.rigs[down].service.node().status();
+    assert!(back.snapshot_index >= before, "it came back without a snapshot");
+    for rig in trio.rigs {
+        rig.service.directory().check_invariants().expect("sound");
+        rig.master.shutdown().await;
+    }
 }
