@@ -9,6 +9,7 @@ use tidepool_chaos_tests::demo::DemoOptions;
 use tidepool_chaos_tests::drill::KillLeaderOptions;
 use tidepool_chaos_tests::worker::WorkerArgs;
 use tidepool_proto::Address;
+use tidepool_raft::{OpPlace, PayloadHash};
 
 use crate::config::flags::{DatanodeFlags, MasterFlags, SharedFlags};
 use crate::config::setting::MASTER_PORT;
@@ -23,7 +24,7 @@ use crate::trace::TraceOptions;
 #[command(
     after_help = "Every setting is a flag, an environment variable (TIDEPOOL_...) and a key of the file given by --config;\n\
                         'tidepool config show' prints each with its origin. Data goes to stdout, everything else to stderr.\n\
-                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt, 8 removed."
+                        Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 exists already, 5 try later, 6 partial, 7 corrupt, 8 removed, 9 diverged."
 )]
 pub struct Cli {
     /// Configuration file (TOML)
@@ -427,14 +428,20 @@ pub enum MemberCommand {
         #[arg(long)]
         dry_run: bool,
     },
-    /// The last resort when a majority is lost for ever: a stopped master goes on alone, in a new cluster
+    /// The last resort on a stopped master: when a majority is lost for ever, or when one op stops all of them
     Recover {
         /// From the data of this host's master; there is no other way yet
-        #[arg(long, required = true)]
+        #[arg(long, required_unless_present = "skip")]
         from_this_node: bool,
         /// What the lost masters had acknowledged, and this one has not, is gone
-        #[arg(long)]
+        #[arg(long, requires = "from_this_node")]
         accept_data_loss: bool,
+        /// On a majority of the stopped masters: leave out the op that stops them all, as their logs name it
+        #[arg(long, value_name = "INDEX.ORDINAL", conflicts_with = "from_this_node")]
+        skip: Option<OpPlace>,
+        /// Hash of that entry, as the log of the stopped master says it; without it nothing is changed and the hash is shown
+        #[arg(long, value_name = "HASH", requires = "skip")]
+        hash: Option<PayloadHash>,
         /// Its data directory; without it, master.data_dir
         #[arg(long, value_name = "PATH")]
         data_dir: Option<PathBuf>,

@@ -26,6 +26,8 @@ pub enum Exit {
     Corrupt = 7,
     /// This master left its quorum, which goes on without it.
     Removed = 8,
+    /// The masters hold different states.
+    Diverged = 9,
 }
 
 impl Exit {
@@ -44,6 +46,7 @@ impl Exit {
         (Exit::Partial, "some items of a batch succeeded and some failed"),
         (Exit::Corrupt, "bytes did not match their checksum, or local storage is damaged"),
         (Exit::Removed, "this master left its quorum, which goes on without it; do not start it again"),
+        (Exit::Diverged, "the masters hold different states, or this one cannot start over from what they agree on"),
     ];
 
     /// The code that fits an error.
@@ -54,6 +57,7 @@ impl Exit {
             ErrorCode::ObjectAlreadyExists => Exit::AlreadyExists,
             ErrorCode::InvalidParams | ErrorCode::InvalidKey => Exit::Usage,
             ErrorCode::MemberRemoved => Exit::Removed,
+            ErrorCode::StateDiverged => Exit::Diverged,
             ErrorCode::ChecksumMismatch | ErrorCode::StorageCorrupt => Exit::Corrupt,
             code if code.is_retryable() => Exit::TryLater,
             _ => Exit::Failure,

@@ -5,6 +5,7 @@
 //! This crate holds no logic of the store: it starts parts, asks them and prints.
 
 mod admin;
+mod anew;
 mod args;
 mod commands;
 mod config;

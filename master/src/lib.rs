@@ -13,5 +13,5 @@ mod service;
 pub mod snapshots;
 
 pub use service::{
-    DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped,
+    DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped, is_applying,
 };

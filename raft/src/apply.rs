@@ -48,8 +48,6 @@ pub(crate) struct Applied<M> {
     held: HistogramVec,
     /// Set once consensus runs: from then on whoever asks for a snapshot wants to send it.
     pub(crate) is_started: AtomicBool,
-    /// Last index at which a majority vouched for the own state.
-    pub(crate) vouched: AtomicU64,
     /// What was found wrong with the own state when it was to be written, and at which index.
     pub(crate) unsound: watch::Sender<Option<(u64, String)>>,
 }
@@ -115,7 +113,6 @@ impl<M: StateMachine> Applied<M> {
             entries_applied: AtomicU64::new(0),
             held,
             is_started: AtomicBool::new(false),
-            vouched: AtomicU64::new(0),
             unsound: watch::Sender::new(None),
         })
     }

@@ -94,7 +94,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
         let mut needed = None::<u64>;
         for (target, covers) in self.applied.snapshots.held() {
             let member = members.iter().find(|m| m.member.node_id.0 == target);
-            let heard = member.and_then(|m| m.last_heard).is_some_and(|ago| ago < FED_HEARD_WITHIN);
+            // One that was never heard has answered the offer at least, a moment ago.
+            let heard = member.is_some_and(|m| m.last_heard.is_none_or(|ago| ago < FED_HEARD_WITHIN));
             let matched = member.and_then(|m| m.matched_index).unwrap_or(0);
             let holds = covers.max(matched);
             let lacks = last.saturating_sub(holds);

@@ -7,7 +7,6 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use openraft::async_runtime::{AsyncRuntime, Instant};
@@ -74,7 +73,6 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         if self.is_doubted() {
             return Ok(());
         }
-        self.applied().vouched.fetch_max(index, Ordering::AcqRel);
         let snapshots = self.applied().snapshots.clone();
         C::blocking(move || snapshots.vouch(index)).await.map_err(OpenError::storage)?.map_err(OpenError::storage)
     }

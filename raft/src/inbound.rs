@@ -76,6 +76,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         }
     }
 
+    /// Whether two handles are of one life of one member.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// From here on no other hands leadership over to this member.
     pub(crate) fn leads_no_more(&self) {
         self.shared.may_lead.store(false, Ordering::Release);

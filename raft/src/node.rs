@@ -485,6 +485,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         }
     }
 
+    /// The newest snapshot that a majority vouched for (M3): what may leave this member.
+    pub fn agreed_snapshot(&self) -> Option<SnapshotFile> {
+        self.inner.parts.machine.snapshots.agreed()
+    }
+
     /// Snapshots the state and purges the log behind it, now. Answers the index that the snapshot covers.
     pub async fn compact(&self) -> Result<u64, CompactError> {
         self.inner.compactor.compact().await

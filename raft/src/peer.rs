@@ -117,6 +117,8 @@ impl<C: Host, L: Link> Peer<C, L> {
         let offer = Offer::new(vote, &file).encode();
         let answer = self.bulk.call(Call::OfferSnapshot, offer.clone(), OFFER_LIMIT).await?;
         let from = decode_offset(&answer, file.length()).map_err(|e| LinkError::Unreachable(e.to_string()))?;
+        // It lives. What it is sent is kept until it holds the log that follows; see `compaction`.
+        self.snapshots.hold(self.target, &file);
         if from > 0 {
             tracing::info!(
                 target = self.target,
@@ -223,8 +225,6 @@ impl<C: Host, L: Link> RaftNetworkV2<C> for Peer<C, L> {
             let why = "no snapshot is there yet that a majority of the members vouched for";
             return Err(StreamingError::Unreachable(Unreachable::from_string(why)));
         }
-        // Kept until the member holds the log that follows it; see `compaction`.
-        self.snapshots.hold(self.target, &file);
         let sending = self.feed(vote, file);
         let frame = match C::AsyncRuntime::select2(cancel, sending).await {
             openraft::async_runtime::Select2::First(closed) => return Err(StreamingError::Closed(closed)),

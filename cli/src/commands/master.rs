@@ -7,6 +7,7 @@ use tidepool_master::{DynamicReplication, FailoverReclaim, LogFilter, Master, Ma
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
+use crate::anew;
 use crate::args::RoleArgs;
 use crate::config::Config;
 use crate::config::setting::MASTER_PORT;
@@ -51,10 +52,15 @@ pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::R
             Exit::Success
         }
         stopped = master.stopped() => {
-            if matches!(stopped, Stopped::Removed(_)) {
+            if matches!(stopped, Stopped::Removed(_) | Stopped::Diverged(_)) {
                 stop_in_order(&mut signals, master.shutdown()).await;
             }
-            how_it_ended(&stopped)
+            let exit = how_it_ended(&stopped);
+            if matches!(stopped, Stopped::Diverged(_)) {
+                http.stop().await;
+                return Err(anew::start());
+            }
+            exit
         }
     };
     http.stop().await;
@@ -129,6 +135,10 @@ pub fn how_it_ended(stopped: &Stopped) -> Exit {
         Stopped::Removed(reason) => {
             tracing::warn!(%reason, "this master is no member any more; it ends");
             Exit::Removed
+        }
+        Stopped::Diverged(reason) => {
+            tracing::error!(%reason, "this master starts over from the last agreed snapshot");
+            Exit::Diverged
         }
         Stopped::Fatal(reason) => {
             tracing::error!(%reason, "the master cannot go on");
@@ -248,6 +258,9 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     options.snapshot_retain = config.integer("master.snapshot_retain") as usize;
     options.snapshot_upload_bytes_per_second = config.size("master.snapshot_upload_bytes_per_s");
     options.snapshot_on_shutdown = config.boolean("master.snapshot_on_shutdown");
+    options.feed_log_entries_max = config.integer("master.feed_log_entries_max");
+    options.snapshot_send_bytes_per_s = config.size("master.snapshot_send_bytes_per_s");
+    options.checkpoint_interval = config.duration("master.checkpoint_interval");
     check_order(config, "master.lease_ttl", "master.lease_ttl_max")?;
     check_order(config, "master.node_heartbeat_interval", "master.node_suspect_timeout")?;
     check_order(config, "master.node_suspect_timeout", "master.node_forget_timeout")?;

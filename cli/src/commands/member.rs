@@ -28,7 +28,10 @@ const ANSWER_MARGIN: Duration = Duration::from_millis(250);
 pub async fn run(context: &Context, args: &MemberArgs) -> anyhow::Result<Exit> {
     let (add, remove, dry_run) = match &args.command {
         MemberCommand::List => return list(context).await,
-        MemberCommand::Recover { from_this_node: _, accept_data_loss, data_dir } => {
+        MemberCommand::Recover { skip: Some(place), hash, data_dir, .. } => {
+            return member_recover::skip(context, *place, *hash, data_dir.as_deref());
+        }
+        MemberCommand::Recover { accept_data_loss, data_dir, .. } => {
             return member_recover::run(context, *accept_data_loss, data_dir.as_deref());
         }
         MemberCommand::Add { member, dry_run } => (Some(member), None, *dry_run),

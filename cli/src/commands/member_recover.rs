@@ -1,11 +1,11 @@
 //! `tidepool member recover`: offline, on the data directory of a stopped master. Says what is known, and only with
-//! --accept-data-loss makes that master a quorum of one.
+//! --accept-data-loss makes that master a quorum of one; with --skip has an op left out that stops every master.
 
 use std::path::Path;
 
 use serde_json::json;
 use tidepool_master::restore::begin_history;
-use tidepool_raft::{ClusterIdentity, Facts, LastOne};
+use tidepool_raft::{ClusterIdentity, Facts, LastOne, OpPlace, PayloadHash, StoppedAt};
 
 use super::Context;
 use crate::exit::{Exit, Failed};
@@ -29,6 +29,36 @@ pub fn run(context: &Context, accept_data_loss: bool, data_dir: Option<&Path>) -
             output::print(describe(&facts).as_bytes())?;
             output::print(next_steps(&facts, &now).as_bytes())?;
         }
+    }
+    Ok(Exit::Success)
+}
+
+/// Has an op left out from the next start on, if its hash is the one given; without a hash only tells it.
+pub fn skip(
+    context: &Context,
+    place: OpPlace,
+    hash: Option<PayloadHash>,
+    data_dir: Option<&Path>,
+) -> anyhow::Result<Exit> {
+    let configured = context.config.path("master.data_dir");
+    let directory = data_dir.unwrap_or(&configured);
+    let found = tidepool_raft::skip(directory, place, hash).map_err(|error| error.0)?;
+    let stopped = StoppedAt::read(directory)?.filter(|stopped| stopped.place == place);
+    let why = stopped.map_or_else(|| "this master did not stop there (yet)".to_owned(), |stopped| stopped.message);
+    if hash.is_none() {
+        output::print(format!("entry {} has hash {found}; {why}\n", place.index).as_bytes())?;
+        return Err(Failed::usage(format!("nothing was changed; to leave out op {place}, add --hash {found}")));
+    }
+    match context.format {
+        Format::Json => output::print_json(&json!({ "op": place.to_string(), "hash": found.to_string(), "message": why }))?,
+        Format::Table => output::print(
+            format!(
+                "op {place} of entry {found} is left out by this master from now on: {why}\n\
+                 next: the same command on the other masters, at least a majority; then start them. One that does not leave it out\n\
+                 stops there again, or, if it had applied it, starts over from what the majority agrees on\n"
+            )
+            .as_bytes(),
+        )?,
     }
     Ok(Exit::Success)
 }

@@ -425,6 +425,27 @@ pub static SETTINGS: &[Setting] = &[
         "true",
         "whether a master that is asked to stop publishes what is new, within 30 s",
     ),
+    setting(
+        Section::Master,
+        "feed_log_entries_max",
+        Kind::Integer(1_024, u64::MAX),
+        "4000000",
+        "log entries kept at most for a standby that is being sent a snapshot, or catches up after one; beyond them it starts over with a newer one",
+    ),
+    setting(
+        Section::Master,
+        "snapshot_send_bytes_per_s",
+        Kind::Size,
+        "0",
+        "bytes of snapshots that a leader sends a second, to all standbys together; 0: as fast as it goes",
+    ),
+    setting(
+        Section::Master,
+        "checkpoint_interval",
+        Kind::Duration,
+        "5s",
+        "how often the masters compare their states; one that differs from the majority starts over; 0: never",
+    ),
     // Datanode.
     setting(
         Section::Datanode,

@@ -15,7 +15,7 @@ use super::tenants::Tenant;
 use super::{
     limits::{Config, ConfigState},
     nodes::Node,
-    objects::Record,
+    objects::{Record, SegmentSlot},
 };
 use super::{
     op::{SessionId, TaskId},
@@ -236,6 +236,16 @@ impl Canonical {
     }
 
     pub(super) fn object(&mut self, record: &Record, open: Option<&OpenPut>, space: &Space) {
+        self.object_in(record, open, |slot| space.segment(slot).id);
+    }
+
+    /// The same where the segments' ids come from elsewhere.
+    pub(super) fn object_in(
+        &mut self,
+        record: &Record,
+        open: Option<&OpenPut>,
+        segment_of: impl Fn(SegmentSlot) -> SegmentId,
+    ) {
         self.kind(Kind::Object);
         self.number(record.object.0);
         self.number(record.tenant.0.into());
@@ -260,7 +270,7 @@ impl Canonical {
         self.bytes(&record.key);
         for replica in &record.replicas {
             self.number(replica.id.0);
-            self.number(space.segment(replica.segment).id.0);
+            self.number(segment_of(replica.segment).0);
             self.number(replica.offset);
         }
     }

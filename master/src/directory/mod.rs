@@ -61,6 +61,7 @@ pub use view::{
 use core::Core;
 use objects::Shards;
 use parking_lot::RwLock;
+use std::cell::Cell;
 use std::sync::Arc;
 use tidepool_proto::{History, LogTime};
 use topology::Topology;
@@ -85,7 +86,18 @@ impl Directory {
 
     /// Applies one committed entry: one outcome an op, in order. The log index must grow (asserted).
     pub fn apply_entry(&self, index: u64, term: u64, entry: &Entry<'_>) -> Vec<Outcome> {
-        apply::apply_entry(&self.core, &self.shards, &self.topology, (index, term), entry)
+        self.apply_entry_skipping((index, term), entry, &[], &Cell::new(0))
+    }
+
+    /// The same, with the ops of these ordinals refused (M1). Before each op `reached` is set to its ordinal.
+    pub fn apply_entry_skipping(
+        &self,
+        at: (u64, u64),
+        entry: &Entry<'_>,
+        skipped: &[u32],
+        reached: &Cell<u32>,
+    ) -> Vec<Outcome> {
+        apply::apply_entry(&self.core, &self.shards, &self.topology, at, entry, skipped, reached)
     }
 
     /// A committed entry without ops: only the applied position moves.

@@ -217,6 +217,8 @@ impl v1::admin_service_server::AdminService for AdminFace {
                 error: None,
                 applied_index,
                 digest: bytes::Bytes::copy_from_slice(&digest.to_be_bytes()),
+                identity: Some(self.service.identity()),
+                doubted: self.service.machine().doubted().is_some(),
             },
             Err(error) => v1::StateDigestResponse { error: Some(error.into()), ..Default::default() },
         }))

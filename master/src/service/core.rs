@@ -12,6 +12,7 @@ use tidepool_raft::Role;
 
 use tidepool_raft::Member;
 
+use super::agreement::Halt;
 use super::clients::Clients;
 use super::evictor::Evictor;
 use super::machine::{Machine, MasterNode};
@@ -32,6 +33,7 @@ pub struct Service {
     clients: Clients,
     standbys: Standbys,
     snapshots: Snapshots,
+    halt: Halt,
     tenure: RwLock<Option<Arc<Tenure>>>,
     term: AtomicU64,
 }
@@ -53,6 +55,7 @@ impl Service {
             clients: Clients::default(),
             standbys: Standbys::default(),
             snapshots,
+            halt: Halt::default(),
             tenure: RwLock::new(None),
             term: AtomicU64::new(0),
         })
@@ -93,6 +96,10 @@ impl Service {
     /// What this master published.
     pub fn snapshots(&self) -> &Snapshots {
         &self.snapshots
+    }
+    /// Why nothing is written while the masters disagree.
+    pub fn halt(&self) -> &Halt {
+        &self.halt
     }
     /// Last term seen, carried in every answer.
     pub fn term(&self) -> u64 {

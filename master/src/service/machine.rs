@@ -1,7 +1,9 @@
 //! The directory as the state machine that `raft` feeds, and the digests it remembers at checkpoints.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -12,7 +14,7 @@ use tokio::sync::watch;
 
 use super::audit::AuditMetrics;
 use super::evictor::Evictor;
-use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome};
+use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome, Violation, ViolationKind};
 
 /// The Raft node of a master.
 pub type MasterNode = Node<Machine>;
@@ -29,6 +31,7 @@ pub struct Machine {
     ops: AtomicU64,
     entries: AtomicU64,
     audit: AuditMetrics,
+    doubt: Mutex<Option<(u64, String)>>,
     /// What was applied, for tests to compare with a model of it.
     #[cfg(test)]
     history: Mutex<Vec<AppliedEntry>>,
@@ -51,6 +54,7 @@ impl Machine {
             ops: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             audit,
+            doubt: Mutex::new(None),
             #[cfg(test)]
             history: Mutex::default(),
         })
@@ -97,25 +101,66 @@ impl Machine {
         self.applied.subscribe()
     }
 
+    /// Whether the auditor found records here that do not sum up to the digest that is kept of them (M2).
+    pub fn doubted(&self) -> Option<(u64, String)> {
+        self.doubt.lock().clone()
+    }
+
     fn advance(&self, at: LogPosition) {
         self.applied.send_replace(at.index);
     }
+
+    fn note_violations(&self, violations: &[Violation]) {
+        if let Some(found) = violations.iter().find(|violation| violation.kind == ViolationKind::Digest) {
+            self.doubt.lock().get_or_insert_with(|| (found.index, found.facts.clone()));
+        }
+    }
+
+    /// Applies ops; an assumption that one of them violates becomes an error that names it (M1).
+    fn apply_ops(&self, at: LogPosition, entry: &Entry<'_>, skipped: &[u32]) -> Result<Vec<Outcome>, MachineError> {
+        let reached = Cell::new(0);
+        APPLYING.set(true);
+        let applied = catch_unwind(AssertUnwindSafe(|| {
+            self.directory.apply_entry_skipping((at.index, at.term), entry, skipped, &reached)
+        }));
+        APPLYING.set(false);
+        applied.map_err(|panic| {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            let name = entry.ops.get(reached.get() as usize).map_or("?", Op::name);
+            MachineError::new(format!("op {}.{} ({name}): {text}", at.index, reached.get())).at_op(reached.get())
+        })
+    }
+}
+
+thread_local! {
+    static APPLYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread applies an op: a panic then stops the node by name of the op, and need not end the process by itself.
+pub fn is_applying() -> bool {
+    APPLYING.get()
 }
 
 impl StateMachine for Machine {
     type Outcome = Vec<Outcome>;
 
     fn apply(&self, at: LogPosition, payload: &[u8]) -> Result<Vec<Outcome>, MachineError> {
+        self.apply_skipping(at, payload, &[])
+    }
+
+    fn apply_skipping(&self, at: LogPosition, payload: &[u8], skipped: &[u32]) -> Result<Vec<Outcome>, MachineError> {
         let entry = Entry::decode(payload)
             .map_err(|e| MachineError::new(format!("entry {at} cannot be decoded: {e}; is this binary too old?")))?;
         #[cfg(test)]
         let mut history = self.history.lock();
         let audits = entry.ops.iter().any(|op| matches!(op, Op::Audit));
         let began = audits.then(Instant::now);
-        let outcomes = self.directory.apply_entry(at.index, at.term, &entry);
+        let outcomes = self.apply_ops(at, &entry, skipped)?;
         if let Some(began) = began {
-            let seconds = began.elapsed().as_secs_f64();
-            self.audit.note(seconds, self.directory.audit_progress(), &self.directory.take_violations());
+            let (seconds, violations) = (began.elapsed().as_secs_f64(), self.directory.take_violations());
+            self.audit.note(seconds, self.directory.audit_progress(), &violations);
+            self.note_violations(&violations);
         }
         if outcomes.len() != entry.ops.len() {
             let (ops, got) = (entry.ops.len(), outcomes.len());

@@ -16,6 +16,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use super::admin::AdminFace;
+use super::agreement;
 use super::audit::AuditMetrics;
 use super::core::Service;
 use super::gather;
@@ -71,6 +72,8 @@ pub enum Stopped {
     Shutdown,
     /// It left the quorum, which goes on without it.
     Removed(String),
+    /// Its state is not the majority's: the process must start anew at once, and begins with the last agreed snapshot.
+    Diverged(String),
     /// It cannot go on; the process must exit with an error.
     Fatal(String),
 }
@@ -108,6 +111,7 @@ impl Master {
         serve(&service, listener, log_filter, closing.clone(), stopped.clone());
         tokio::spawn(office::follow(service.clone()));
         tokio::spawn(gather::follow(service.clone()));
+        tokio::spawn(agreement::follow(service.clone(), closing.subscribe()));
         tokio::spawn(refresh_gauges(service.clone(), closing.subscribe()));
         tokio::spawn(keep_policies_warm(service.clone(), closing.subscribe()));
         tokio::spawn(snapshots::follow(service.clone(), closing.subscribe()));
@@ -116,6 +120,7 @@ impl Master {
             let cause = fatal.fatal().await;
             let reason = match cause {
                 FatalError::Removed(why) => Stopped::Removed(why),
+                FatalError::Diverged(why) => Stopped::Diverged(why),
                 cause => Stopped::Fatal(cause.to_string()),
             };
             report.send_if_modified(|s| s.replace(reason).is_none());

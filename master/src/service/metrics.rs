@@ -6,6 +6,8 @@ use prometheus::{
     Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
 
+use super::agreement::Verdict;
+
 /// Metrics of the service; the Raft node keeps its own in the same registry.
 pub struct ServiceMetrics {
     /// Keys handled, by operation and result code.
@@ -72,6 +74,10 @@ pub struct ServiceMetrics {
     pub snapshot_failures: IntCounterVec,
     /// Memory held for a freeze that is being written.
     pub freeze_bytes: IntGauge,
+    /// Checkpoints at which this master compared its state with the others', by what came of it.
+    pub state_comparisons: IntCounterVec,
+    /// 1 while no majority of the masters has one state: nothing is written.
+    pub state_split: IntGauge,
 }
 
 impl ServiceMetrics {
@@ -103,6 +109,12 @@ impl ServiceMetrics {
             registry.register(Box::new(metric.clone()))?;
             Ok(metric)
         };
+        let state_comparisons = counters(
+            "state_comparisons_total",
+            "Comparisons of this master's state with the others' at a checkpoint, by what came of it",
+            &["verdict"],
+        )?;
+        Verdict::NAMES.iter().for_each(|name| drop(state_comparisons.with_label_values(&[name])));
         Ok(Arc::new(ServiceMetrics {
             keys: counters("keys_total", "Keys handled, by operation and result code", &["op", "code"])?,
             slow_calls: counter("slow_calls_total", "Calls slower than the slow-call setting")?,
@@ -166,6 +178,8 @@ impl ServiceMetrics {
             },
             snapshot_failures: counters("snapshot_failures_total", "Snapshots not published, by reason", &["reason"])?,
             freeze_bytes: gauge("freeze_bytes", "Memory held for an image that is being written")?,
+            state_comparisons,
+            state_split: gauge("state_split", "1 while no majority of the masters has one state: nothing is written")?,
         }))
     }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod admin;
+mod agreement;
 mod audit;
 mod clients;
 mod copying;
@@ -49,6 +50,7 @@ mod upkeep;
 mod walk;
 
 pub use logging::LogFilter;
+pub use machine::is_applying;
 pub use master::{Master, MasterError, Stopped};
 pub use options::{DynamicReplication, FailoverReclaim, MasterOptions};
 pub use status::Readiness;

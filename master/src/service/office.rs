@@ -66,7 +66,8 @@ pub async fn follow(service: Arc<Service>) {
 /// entry was applied here.
 async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, Error> {
     let clock = LogClock::starting_at(service.directory().log_time().max(LogTime(1)));
-    let proposer = Proposer::start(service.node().clone(), term, clock, service.metrics().clone());
+    let (node, metrics, halt) = (service.node().clone(), service.metrics().clone(), service.halt().clone());
+    let proposer = Proposer::start(node, term, clock, metrics, halt);
     let config = service.directory().config().config;
     let wanted = Config {
         lease_ttl_max_ms: service.options().lease_ttl_max.as_millis() as u64,

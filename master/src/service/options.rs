@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidepool_proto::capability::GRANT_LIFETIME_MAX_MS;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
-use tidepool_raft::{ElectionProfile, Member};
+use tidepool_raft::{Agreement, ElectionProfile, Member};
 
 use crate::directory::{Config, Strategy};
 use crate::snapshots::{Location, RETAIN_MIN};
@@ -89,6 +89,12 @@ pub struct MasterOptions {
     pub snapshot_upload_bytes_per_second: u64,
     /// Whether a master that is stopped publishes a last time.
     pub snapshot_on_shutdown: bool,
+    /// Entries kept at most for a standby that is fed a snapshot, or catches up after one.
+    pub feed_log_entries_max: u64,
+    /// Bytes of snapshots sent to standbys a second; 0: as fast as it goes.
+    pub snapshot_send_bytes_per_s: u64,
+    /// How often the masters compare their states; zero: never, and a snapshot is good on its writer's own word.
+    pub checkpoint_interval: Duration,
 }
 
 /// What is done about objects that are read often.
@@ -164,6 +170,9 @@ impl MasterOptions {
             snapshot_retain: RETAIN_MIN,
             snapshot_upload_bytes_per_second: 0,
             snapshot_on_shutdown: true,
+            feed_log_entries_max: 4_000_000,
+            snapshot_send_bytes_per_s: 0,
+            checkpoint_interval: Duration::from_secs(5),
         }
     }
 
@@ -230,6 +239,9 @@ impl MasterOptions {
         let members = self.members.len().max(1) as u64;
         raft.snapshot_log_bytes = self.snapshot_log_bytes + self.snapshot_log_bytes / 4 / members * rank;
         raft.keep_log_entries = self.keep_log_entries;
+        raft.feed_log_entries_max = self.feed_log_entries_max;
+        raft.snapshot_send_bytes_per_s = self.snapshot_send_bytes_per_s;
+        raft.agreement = if self.checkpoint_interval.is_zero() { Agreement::OwnWord } else { Agreement::Majority };
         raft
     }
 }

@@ -12,6 +12,7 @@ use tidepool_proto::{Error, ErrorCode};
 use tidepool_raft::ProposeError;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::agreement::Halt;
 use super::leases::Marks;
 use super::machine::MasterNode;
 use super::metrics::ServiceMetrics;
@@ -25,6 +26,7 @@ use crate::directory::{EntryBuilder, FEATURE_LEVEL, Op, Outcome, encode_op};
 pub struct Proposer {
     groups: mpsc::UnboundedSender<Group>,
     queued_ops: Arc<AtomicUsize>,
+    halt: Halt,
 }
 
 /// Ops that stay together and in order, the marks that guard them, and who waits for their outcomes.
@@ -38,12 +40,12 @@ struct Group {
 
 impl Proposer {
     /// Starts the proposer of `term`. It ends when every handle is gone.
-    pub fn start(node: MasterNode, term: u64, clock: LogClock, metrics: Arc<ServiceMetrics>) -> Proposer {
+    pub fn start(node: MasterNode, term: u64, clock: LogClock, metrics: Arc<ServiceMetrics>, halt: Halt) -> Proposer {
         let (groups, receiver) = mpsc::unbounded_channel();
         let queued_ops = Arc::new(AtomicUsize::new(0));
         let pump = Pump { node, term, clock, metrics, queued_ops: queued_ops.clone() };
         tokio::spawn(pump.run(receiver));
-        Proposer { groups, queued_ops }
+        Proposer { groups, queued_ops, halt }
     }
 
     /// Proposes ops and waits until they are committed and applied here. Outcomes come in order, one an op.
@@ -80,6 +82,7 @@ impl Proposer {
         ops: &[Op<'_>],
         marks: Option<Arc<Marks>>,
     ) -> Result<oneshot::Receiver<Result<Vec<Outcome>, Error>>, Error> {
+        self.halt.check(ops)?;
         let queued = self.queued_ops.fetch_add(ops.len(), Ordering::Relaxed) + ops.len();
         if queued > QUEUED_OPS_MAX {
             self.queued_ops.fetch_sub(ops.len(), Ordering::Relaxed);

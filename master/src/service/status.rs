@@ -46,9 +46,11 @@ pub fn readiness(service: &Service) -> Readiness {
     let snapshot = service.snapshots().status();
     let leadership = &status.leadership;
     let has_leader = leadership.leader.is_some();
+    let halted = service.halt().reason().map(|why| why.to_string());
     let promotable = status.promotable() && status.applied_index > 0;
     let (ready, reason) = match leadership.role {
         _ if status.fatal.is_some() => (false, status.fatal.clone().unwrap_or_default()),
+        Role::Leader if halted.is_some() => (false, halted.unwrap_or_default()),
         Role::Leader if in_office => (true, String::new()),
         Role::Leader => (false, "taking office: the term's first entry is being applied".to_owned()),
         Role::Standby if promotable && has_leader => (true, String::new()),

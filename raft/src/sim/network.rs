@@ -253,13 +253,16 @@ impl<M: StateMachine> Link for SimLink<M> {
         within(limit, async {
             world.travel(own, self.target).await;
             let Feed { offer, file, from, .. } = feed;
-            let arrival = self.enter()?.snapshot(offer).await.map_err(LinkError::Refused)?;
+            let door = self.enter()?;
+            let arrival = door.snapshot(offer).await.map_err(LinkError::Refused)?;
             let mut offsets = stream::iter((from..file.length()).step_by(CHUNK_BYTES));
             while let Some(offset) = offsets.next().await {
                 let data = file.read_at(offset, CHUNK_BYTES).map_err(|e| LinkError::Unreachable(e.to_string()))?;
                 world.travel(own, self.target).await;
-                // A member that died meanwhile takes nothing more.
-                self.enter()?;
+                // A member that died meanwhile takes nothing more, also when it is back.
+                if !self.enter()?.is_same(&door) {
+                    return Err(self.refused());
+                }
                 let checksum = Some(crc32c::crc32c(&data));
                 arrival.chunk(offset, data, checksum).await.map_err(LinkError::Refused)?;
                 world.note_chunk(own, self.target);

@@ -486,3 +486,42 @@ async fn the_last_one_goes_on_alone_in_a_new_history() {
     let error = survivor.change_members(add(&quorum, 1), WITHIN).await.result.unwrap_err();
     assert!(matches!(error, MembershipError::IdUsed(_)), "{error}");
 }
+
+/// User report 18 (openraft#1544): a panic in replication under rapid joins, promotions and elections.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_018_fifty_joins_and_removals_with_forced_elections() {
+    const CYCLES: u64 = 50;
+    let mut quorum = Quorum::new(3 + CYCLES, three).await;
+    for id in 1..=3 {
+        quorum.start(id).await.unwrap();
+    }
+    quorum.put(0).await;
+    for cycle in 1..=CYCLES {
+        let (new, (leader, term)) = (3 + cycle, quorum.leader().await);
+        let joined = quorum.start(new).await.unwrap();
+        let election = async {
+            // Refused when nobody is ready; the next cycle comes at another moment.
+            drop(leader.transfer_leader(None).await);
+        };
+        let (steps, ()) = tokio::join!(done(&quorum, add(&quorum, new)), election);
+        assert!(!steps.is_empty());
+        if cycle.is_multiple_of(5) {
+            let (leader, _) = quorum.leader().await;
+            let dies = leader.node_id().0;
+            quorum.kill(dies).await;
+            quorum.put(cycle * 10).await;
+            quorum.restart(dies).await;
+        }
+        quorum.put(cycle * 10 + 1).await;
+        done(&quorum, remove(new)).await;
+        removed(&quorum.node(new)).await;
+        drop(joined);
+        quorum.kill(new).await;
+        let last = quorum.put(cycle * 10 + 2).await;
+        quorum.converge(last).await;
+        assert!(quorum.leader().await.1 >= term);
+        let stopped = quorum.running.values().find_map(|running| running.node.status().fatal);
+        assert_eq!(stopped, None, "cycle {cycle}");
+    }
+    assert_eq!(voters(&quorum).await, [1, 2, 3]);
+}

@@ -167,6 +167,19 @@ impl Directory {
         self.core.write().space.spoil();
     }
 
+    /// Makes the running digest wrong, as an error of apply would.
+    #[cfg(test)]
+    pub fn spoil_the_digest(&self, by: u64) {
+        self.core.write().digest.add(|c| c.clock(tidepool_proto::LogTime(u64::MAX - by)));
+    }
+
+    /// Flips a bit of a record in memory, which the running digest does not notice.
+    #[cfg(test)]
+    pub fn flip_a_record(&self) {
+        let at = self.core.read().index.values().next().copied().expect("an object");
+        self.shards.write(at.shard()).record_mut(at.slot()).expect("it is there").stored_slots ^= 2;
+    }
+
     /// Slots of object records, vacant ones included: what a pass walks.
     pub fn slots(&self) -> u64 {
         (0..SHARDS).map(|number| self.shards.read(number).slots() as u64).sum()

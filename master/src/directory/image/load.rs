@@ -227,7 +227,7 @@ fn merge(
 }
 
 /// A core with all of `segments` but the lost members, and the extents of retired replicas.
-fn read_segments(bytes: &[u8]) -> Result<(Core, Vec<Extent>), RestoreError> {
+pub(super) fn read_segments(bytes: &[u8]) -> Result<(Core, Vec<Extent>), RestoreError> {
     let part: SegmentsPart<'_> = unpack(bytes, "segments")?;
     let mut core = Core::new();
     core.applied = part.applied;

@@ -4,7 +4,7 @@ use super::rows::{Bin, ObjectRow, OpenRow};
 use super::{RestoreError, inconsistent};
 use crate::directory::audit::{Account, CELL_SLOTS};
 use crate::directory::core::{Core, OpenPut};
-use crate::directory::digest::{Canonical, soft_pin_parts};
+use crate::directory::digest::{Canonical, Digest, soft_pin_parts};
 use crate::directory::groups::{GroupName, Joins};
 use crate::directory::objects::{Asked, Location, Record, Replica, Shard, Shards, key_hash};
 use crate::directory::op::{DataType, SessionId, SoftPinAction, TenantId};
@@ -28,15 +28,31 @@ pub(super) struct References {
     pub(super) open: BTreeMap<ObjectId, OpenPut>,
 }
 
-/// Rows of these records in the order of their ids: how many, and their bytes.
-pub(super) fn encode<'a>(records: impl Iterator<Item = &'a Record>, references: &References) -> (u32, Vec<u8>) {
+/// Records of a shard as rows.
+#[derive(Clone, Debug)]
+pub(super) struct Encoded {
+    /// How many.
+    pub(super) rows: u32,
+    /// MessagePack.
+    pub(super) bytes: Vec<u8>,
+    /// Their part of the state digest, from the records themselves.
+    pub(super) digest: u128,
+}
+
+/// Rows of these records in the order of their ids.
+pub(super) fn encode<'a>(records: impl Iterator<Item = &'a Record>, references: &References) -> Encoded {
     let mut records: Vec<&Record> = records.collect();
     records.sort_unstable_by_key(|record| record.object);
+    let mut digest = Digest::default();
+    for record in &records {
+        let open = if record.is_complete() { None } else { references.open.get(&record.object) };
+        digest.add(|c| c.object_in(record, open, |slot| references.segments[slot as usize]));
+    }
     let mut bytes = Vec::with_capacity(records.len() * 128);
     let mut serializer = rmp_serde::Serializer::new(&mut bytes);
     let rows = serializer.collect_seq(records.iter().map(|record| row(record, references)));
     rows.expect("rows are numbers and bytes");
-    (records.len() as u32, bytes)
+    Encoded { rows: records.len() as u32, bytes, digest: digest.sum() }
 }
 
 fn row<'a>(record: &'a Record, references: &'a References) -> ObjectRow<'a> {

@@ -171,3 +171,29 @@ fn absurd_lengths_are_refused() {
     }
     assert!(HEAD_BYTES + HEADER_BYTES < bytes.len());
 }
+
+/// What changed in memory behind the digest's back is noticed while it is written, whichever way the objects are encoded.
+#[test]
+fn an_image_of_records_that_are_not_the_digests_is_never_completed() {
+    let plants: [(&str, fn(&Directory)); 3] = [
+        ("objects", Directory::flip_a_record),
+        ("nodes, segments", |directory| directory.spoil_the_digest(0)),
+        ("sessions", |directory| {
+            let mut core = directory.core.write();
+            core.sessions.by_id.values_mut().next().expect("a session").floor ^= 1;
+        }),
+    ];
+    for (part, plant) in plants {
+        let directory = restore(&bytes_of(&busy().directory.freeze())).unwrap();
+        plant(&directory);
+        // The second one is encoded at once, since the first holds the undo lists.
+        let both = [directory.freeze(), directory.freeze()];
+        for frozen in both {
+            let mut bytes = Vec::new();
+            let error = frozen.write_to(&mut bytes).unwrap_err();
+            let why = tidepool_raft::Unsound::cause(&error).unwrap_or_else(|| panic!("{part}: {error}"));
+            assert!(why.0.starts_with(part), "{part}: {why}");
+            assert!(restore(&bytes).is_err());
+        }
+    }
+}

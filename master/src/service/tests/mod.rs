@@ -1,6 +1,7 @@
 //! Tests that need more of the service than its wire: a quorum of one in this process, spoken to without sockets, on a
 //! disk that is memory.
 
+mod agreement;
 mod fuzz;
 mod fuzzer;
 mod reads;
@@ -30,7 +31,7 @@ struct Rig {
     clients: ClientFace,
     nodes: NodeFace,
     admin: AdminFace,
-    _dir: tempfile::TempDir,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Rig {
@@ -48,12 +49,16 @@ impl Rig {
         options.election = ElectionProfile::Lan;
         adjust(&mut options);
         let master = Master::start(options, LogFilter::fixed()).await.expect("a quorum of one starts");
+        let rig = Rig::of(master, Some(dir));
+        until("the master leads", || async { rig.master.readiness().ready }).await;
+        rig
+    }
+
+    fn of(master: Master, dir: Option<tempfile::TempDir>) -> Rig {
         let service = master.service().clone();
         let (clients, nodes) = (ClientFace::new(service.clone()), NodeFace::new(service.clone()));
         let admin = AdminFace::new(service.clone(), LogFilter::fixed());
-        let rig = Rig { master, service, clients, nodes, admin, _dir: dir };
-        until("the master leads", || async { rig.master.readiness().ready }).await;
-        rig
+        Rig { master, service, clients, nodes, admin, _dir: dir }
     }
 
     async fn ask(&self, tenant: &str, remaining_ms: u32, body: Ask) -> Result<Answer, Error> {

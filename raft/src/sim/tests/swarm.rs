@@ -199,3 +199,52 @@ fn the_same_seed_runs_the_same() {
         assert_eq!(runs[0], runs[1]);
     }
 }
+
+/// User report 9: a promoted standby numbered its entries from its own position and overwrote others. Rounds of a burst whose
+/// leader is killed in the middle, with what it had not synced, and started again.
+async fn bursts(seed: u64, dir: PathBuf) -> Result<usize, String> {
+    let mut random = SplitMix::new(seed);
+    let cluster = cluster(seed, &dir, |options| options.snapshot_log_entries = 100);
+    start_all(&cluster).await?;
+    let history = Arc::new(History::default());
+    let (mut id, mut kills) = (0, 0);
+    for _ in 0..10 {
+        let (leader, term) = leader(&cluster).await?;
+        let burst: Vec<_> = (0..30)
+            .map(|_| {
+                id += 1;
+                let (id, leader, history) = (id, leader.clone(), history.clone());
+                SimRuntime::spawn(async move {
+                    let proposal = leader.propose(Ledger::payload(id), term);
+                    if let Ok(Ok(applied)) = SimRuntime::timeout(Duration::from_secs(2), proposal).await {
+                        history.acknowledged.lock().push((id, applied.at.index));
+                    }
+                })
+            })
+            .collect();
+        SimRuntime::sleep(Duration::from_micros(random.range(0, 3_000))).await;
+        let dies = leader.node_id().0;
+        let pending = cluster.disk(dies).map_or(0, |disk| disk.pending() as u64);
+        cluster.kill(dies, random.range(0, pending) as usize, random.chance(30)).await;
+        kills += 1;
+        for proposal in burst {
+            proposal.await.map_err(text)?;
+        }
+        start(&cluster, dies).await?;
+        let last = put(&cluster, u64::MAX - 1_000 - kills).await?;
+        converge(&cluster, last).await?;
+        judge(&cluster, &history, kills, last)?;
+    }
+    let acknowledged = history.acknowledged.lock().len();
+    Ok(acknowledged)
+}
+
+#[test]
+fn case_009_bursts_whose_leader_dies_leave_one_state_and_lose_nothing() {
+    let of =
+        |seed| run("case_009_bursts_whose_leader_dies_leave_one_state_and_lose_nothing", seed, |dir| bursts(seed, dir));
+    let range = seeds(20);
+    let rounds = (range.end - range.start) * 10;
+    let acknowledged: usize = range.map(of).sum();
+    println!("{rounds} rounds: {acknowledged} of {} acknowledged, 0 lost", rounds * 30);
+}
