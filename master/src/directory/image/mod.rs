@@ -13,7 +13,7 @@ mod manifest;
 mod rows;
 mod shard;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod write;
 
 pub use manifest::{FORMAT_VERSION, Manifest, Part};

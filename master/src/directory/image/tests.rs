@@ -21,6 +21,18 @@ fn frames(bytes: &[u8]) -> Vec<Frame> {
     frames
 }
 
+/// What an image holds, whatever the compressor made of it: its head, and each part's kind, shard and rows.
+pub(in crate::directory) fn content(bytes: &[u8]) -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
+    let all = frames(bytes);
+    let raw = |frame: &Frame| match frame.header.kind {
+        Kind::Shard => frame.raw().unwrap(),
+        // It tells the lengths of the compressed parts.
+        Kind::Manifest => Vec::new(),
+        _ => frame.stored.clone(),
+    };
+    (bytes[..HEAD_BYTES].to_vec(), all.iter().map(|frame| (frame.header.name(), raw(frame))).collect())
+}
+
 /// Puts frames together again, with a manifest that agrees with them.
 fn joined(frames: &[Frame], change: impl FnOnce(&mut Manifest)) -> Vec<u8> {
     let last = frames.last().unwrap();

@@ -3,6 +3,7 @@
 mod audit;
 mod bad_ops;
 mod copies;
+mod corpus;
 mod decode;
 mod eviction;
 mod extra;
