@@ -70,6 +70,8 @@ pub enum Command {
     Status,
     /// See who belongs to the quorum, and change it
     Member(MemberArgs),
+    /// See which feature level the quorum is at, and raise it after an upgrade of all masters
+    FeatureLevel(FeatureLevelArgs),
     /// Hand leadership to another master
     TransferLeader(TransferArgs),
     /// Measure, beside a ceiling of the same shape taken in the same run
@@ -453,6 +455,27 @@ fn parse_new_member(text: &str) -> Result<NewMember, String> {
     let node_id = node_id.ok_or_else(|| format!("'{id}' is no node id: a whole number from 1"))?;
     let address = Address::parse(host, MASTER_PORT).map_err(|error| error.message().to_owned())?;
     Ok(NewMember { node_id, address })
+}
+
+/// `tidepool feature-level`.
+#[derive(clap::Args, Debug)]
+pub struct FeatureLevelArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: FeatureLevelCommand,
+}
+
+/// What to do with the feature level.
+#[derive(Subcommand, Debug)]
+pub enum FeatureLevelCommand {
+    /// Show the level of the quorum, and the highest that each master's binary knows
+    Show,
+    /// Raise it, for good: older binaries take part no more
+    Raise {
+        /// Level; without it, the highest that all masters know
+        #[arg(long, value_name = "LEVEL")]
+        to: Option<u32>,
+    },
 }
 
 /// `tidepool transfer-leader`.

@@ -34,7 +34,7 @@ macro_rules! decoders {
 }
 
 decoders! {
-    ChangeMembersRequest ChangeMembersResponse ShareRecencyRequest RecencyHint ShareRecencyResponse SetTenantRequest
+    FeatureLevelRequest FeatureLevelResponse MemberLevel ChangeMembersRequest ChangeMembersResponse ShareRecencyRequest RecencyHint ShareRecencyResponse SetTenantRequest
     SetTenantResponse DropTenantRequest DropTenantResponse ListTenantsRequest ListTenantsResponse TenantStatus
     CreateTaskRequest CreateTaskResponse ListTasksRequest ListTasksResponse TaskStatus CancelTaskRequest
     CancelTaskResponse ListHotObjectsRequest ListHotObjectsResponse HotObject StatusRequest StatusResponse MemberStatus

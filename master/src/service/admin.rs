@@ -10,7 +10,7 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
-use super::{hot, members, recency, tasks, tenants};
+use super::{hot, level, members, recency, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
@@ -186,6 +186,13 @@ impl v1::admin_service_server::AdminService for AdminFace {
         request: Request<v1::ChangeMembersRequest>,
     ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
         Ok(Response::new(members::change(&self.service, request.get_ref()).await))
+    }
+
+    async fn feature_level(
+        &self,
+        request: Request<v1::FeatureLevelRequest>,
+    ) -> Result<Response<v1::FeatureLevelResponse>, Status> {
+        Ok(Response::new(level::answer(&self.service, request.get_ref()).await))
     }
 
     async fn share_recency(

@@ -17,6 +17,7 @@ mod heat;
 mod hot;
 mod http;
 mod leases;
+mod level;
 mod liveness;
 mod logging;
 mod machine;

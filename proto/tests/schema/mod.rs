@@ -59,7 +59,8 @@ impl Schema {
     fn field(&mut self, line: &str, alternative: Option<usize>) {
         let words: Vec<&str> = line.trim_end_matches(';').split(' ').filter(|word| !word.is_empty()).collect();
         let repeated = words[0] == "repeated";
-        let [kind, name, "=", number] = words[usize::from(repeated)..] else { return };
+        let labels = usize::from(repeated || words[0] == "optional");
+        let [kind, name, "=", number] = words[labels..] else { return };
         let field = Field {
             number: number.parse().unwrap(),
             kind: kind.to_owned(),

@@ -50,6 +50,11 @@ pub enum RestoreError {
     },
 }
 
+/// The feature level of an image, from its head alone; an error if this binary cannot read the rest (M6).
+pub fn admit_image(input: &mut dyn io::Read) -> Result<u16, RestoreError> {
+    load::read_head(input)
+}
+
 fn inconsistent(what: impl Into<String>) -> RestoreError {
     RestoreError::Inconsistent(what.into())
 }

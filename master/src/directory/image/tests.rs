@@ -9,7 +9,7 @@ use crate::directory::tests::world::HISTORY;
 const HEAD_BYTES: usize = MAGIC.len() + LEVEL_BYTES;
 
 fn head() -> Vec<u8> {
-    [&MAGIC[..], &encode_level(FORMAT_VERSION, crate::directory::FEATURE_LEVEL)].concat()
+    [&MAGIC[..], &encode_level(FORMAT_VERSION, crate::directory::FEATURE_LEVEL_FIRST)].concat()
 }
 
 fn frames(bytes: &[u8]) -> Vec<Frame> {

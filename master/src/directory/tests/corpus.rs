@@ -4,7 +4,7 @@
 //! digest after each entry) and `image.bin` (the state after the last). Made once, by the last binary that knew no higher
 //! level, and never again.
 
-use super::replay::{busy, bytes_of};
+use super::replay::{busy_at, bytes_of};
 use super::world::{HISTORY, World, end, plain_put, register, remove};
 use crate::directory::image::tests::content;
 use crate::directory::{
@@ -24,8 +24,8 @@ fn directory_of(level: u16) -> PathBuf {
 }
 
 /// A log in which every op of the level takes effect at least once.
-fn every_op() -> World {
-    let mut world = busy();
+fn every_op(level: u16) -> World {
+    let mut world = busy_at(level);
     let (node, incarnation, segment) = world.add_node(50, "h50", 1 << 16);
     let other = world.add_node(51, "h51", 1 << 16);
     let session = world.session(50);
@@ -114,7 +114,7 @@ fn expect(world: &mut World, op: Op<'_>, right: impl Fn(&Outcome) -> bool) {
 /// COPY_START as it was written first, without the number of replicas.
 fn old_copy_start(world: &mut World, object: ObjectId) {
     let copy = CopyStart { object, instead_of: None, targets: Default::default(), task: Default::default(), up_to: 0 };
-    let mut builder = EntryBuilder::new(FEATURE_LEVEL);
+    let mut builder = EntryBuilder::new(world.directory.feature_level());
     builder.push(&Op::CopyStart(copy)).unwrap();
     let mut bytes = builder.finish(LogTime(world.time_ms)).to_vec();
     let tag = crate::directory::codec::HEADER_BYTES;
@@ -184,7 +184,7 @@ fn what_level_1_wrote_is_read_and_judged_as_then() {
 fn write_the_corpus_of_this_level() {
     let to = directory_of(FEATURE_LEVEL);
     assert!(!to.exists(), "{} exists: what a level wrote does not change", to.display());
-    let world = every_op();
+    let world = every_op(FEATURE_LEVEL);
     let (mut entries, mut digests) = (Vec::new(), String::new());
     let replayed = Directory::new(HISTORY);
     for (index, bytes) in &world.log {

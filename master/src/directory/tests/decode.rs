@@ -96,6 +96,7 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
             token: [8; 16],
         }),
         Op::EndTask { task: TaskId(u64::MAX), state: TaskState::Failed, left: 1 << 40, message: "\u{e9}nough" },
+        Op::RaiseFeatureLevel { level: 0x1234 },
         Op::Audit,
     ]
 }

@@ -9,6 +9,7 @@ mod eviction;
 mod extra;
 mod generator;
 mod groups;
+mod level;
 mod limits;
 mod listing;
 mod measure;

@@ -12,7 +12,7 @@ use tidepool_proto::ObjectId;
 use tidepool_proto::capability::Secret;
 
 /// Kinds of ops. A new one does not compile until it is given a number here, and then fails until the test applies it.
-const KINDS: usize = 29;
+const KINDS: usize = 30;
 
 fn kind(op: &Op<'_>) -> usize {
     match op {
@@ -45,6 +45,7 @@ fn kind(op: &Op<'_>) -> usize {
         Op::Audit => 26,
         Op::DropExtra { .. } => 27,
         Op::ClearReplicas(_) => 28,
+        Op::RaiseFeatureLevel { .. } => 29,
     }
 }
 
@@ -143,6 +144,7 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
     pair.change(Op::Remove(remove(session, 1, 1, "whole")));
     pair.change(Op::ExpireSessions { sessions: vec![session] });
     pair.change(Op::Checkpoint { index: 1, digest: 2 });
+    pair.change(Op::RaiseFeatureLevel { level: 2 });
     pair.audit();
     pair.change(Op::UnmountSegment { node, incarnation, segment });
     pair.change(Op::DropNode { node, incarnation });
