@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use openraft::Raft;
+use openraft::async_runtime::watch::WatchReceiver;
 use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use parking_lot::Mutex;
 use tidepool_proto::{Error, ErrorCode, NodeId, v1};
@@ -16,8 +17,9 @@ use crate::codec::{self, CodecError, Message};
 use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::{ClusterIdentity, IdentityStore, check_protocol, wire_cluster, wire_store};
+use crate::lag::{Lag, LagView};
 use crate::log::StoreId;
-use crate::machine::StateMachine;
+use crate::machine::{MachineError, StateMachine};
 use crate::network::Call;
 use crate::options::Options;
 use crate::snapshot::{Incoming, Offer};
@@ -34,10 +36,25 @@ struct Shared<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     fence: Arc<StartupFence<C>>,
     machine: Arc<Applied<M>>,
     options: Options,
+    lag: Lag<C>,
     /// Heartbeats heard, from whoever sends them.
     beats: AtomicU64,
     /// Number of the newest snapshot that began to arrive: an older one that hangs is given up for it.
     arriving: AtomicU64,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Shared<C, M> {
+    fn applied_index(&self) -> u64 {
+        self.machine.machine.applied().map_or(0, |at| at.index)
+    }
+
+    /// A leader was heard, if it is not one of a term that is over.
+    fn note_leader(&self, request: &AppendEntriesRequest<C>) {
+        let over = self.raft.metrics().borrow_watched().vote > request.vote;
+        if !over {
+            self.lag.note(&request.vote, request.leader_commit.as_ref(), self.applied_index());
+        }
+    }
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Clone for Inbound<C, M> {
@@ -48,6 +65,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Clone for Inbound<C, M> {
 
 fn bad_frame(error: CodecError) -> Error {
     Error::new(ErrorCode::BadFrame, format!("a consensus message cannot be read: {error}"))
+}
+
+fn too_new(error: MachineError) -> Error {
+    Error::new(ErrorCode::FeatureLevel, error.0)
 }
 
 fn stopped(error: impl std::fmt::Display) -> Error {
@@ -63,12 +84,18 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         options: Options,
     ) -> Inbound<C, M> {
         let (beats, arriving) = (AtomicU64::new(0), AtomicU64::new(0));
-        Inbound { shared: Arc::new(Shared { raft, identity, fence, machine, options, beats, arriving }) }
+        let lag = Lag::new();
+        Inbound { shared: Arc::new(Shared { raft, identity, fence, machine, options, lag, beats, arriving }) }
     }
 
     /// Heartbeats heard since the start.
     pub(crate) fn beats(&self) -> u64 {
         self.shared.beats.load(Ordering::Relaxed)
+    }
+
+    /// How far this member is behind its leader, as far as it heard.
+    pub(crate) fn lag(&self) -> LagView {
+        self.shared.lag.view(self.shared.applied_index())
     }
 
     /// Whether a caller may reach consensus (I4).
@@ -91,6 +118,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             store_uuid: self.shared.identity.store_uuid(),
             initialized: initialized.unwrap_or(true),
             caller_removed,
+            feature_level: self.shared.machine.machine.levels().binary.into(),
         }
     }
 
@@ -216,6 +244,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             Call::Beat => {
                 self.shared.beats.fetch_add(1, Ordering::Relaxed);
                 let request: AppendEntriesRequest<C> = decode(payload)?;
+                self.shared.machine.admit(&request.entries).map_err(too_new)?;
+                self.shared.note_leader(&request);
                 Ok(codec::encode(&raft.append_entries(request).await.map_err(stopped)?))
             }
             Call::Vote => {
@@ -252,8 +282,13 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         S: Stream<Item = Bytes> + Send + Unpin + 'static,
     {
         let unreadable: Arc<Mutex<Option<Error>>> = Arc::default();
-        let noted = unreadable.clone();
+        let (noted, shared) = (unreadable.clone(), self.shared.clone());
         let decoded = requests.map(decode::<AppendEntriesRequest<C>>).scan((), move |(), request| {
+            let request = request.and_then(|request| {
+                shared.machine.admit(&request.entries).map_err(too_new)?;
+                shared.note_leader(&request);
+                Ok(request)
+            });
             let request = request.map_err(|error| *noted.lock() = Some(error)).ok();
             std::future::ready(request)
         });
@@ -327,6 +362,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Arrival<C, M> {
         let (meta, checksum) = (offer.meta.clone(), offer.checksum);
         let file =
             C::blocking(move || incoming.finish(&meta, checksum)).await.map_err(stopped)?.map_err(snapshot_failed)?;
+        inbound.shared.machine.admit_snapshot(&file).map_err(too_new)?;
         tracing::info!(bytes = offer.length, "a snapshot arrived from the leader");
         let snapshot = Snapshot { meta: offer.meta, snapshot: file };
         let answer = inbound.shared.raft.install_full_snapshot(offer.vote, snapshot).await.map_err(stopped)?;

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidepool_proto::History;
-use tidepool_raft::{Frozen, LogPosition, MachineError, Node, StateMachine};
+use tidepool_raft::{Frozen, Levels, LogPosition, MachineError, Node, StateMachine};
 use tokio::sync::watch;
 
 use super::audit::AuditMetrics;
 use super::evictor::Evictor;
-use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome};
+use crate::directory::{Directory, Entry, FEATURE_LEVEL, FrozenDirectory, Op, Outcome, admit_image};
 
 /// The Raft node of a master.
 pub type MasterNode = Node<Machine>;
@@ -142,6 +142,18 @@ impl StateMachine for Machine {
         self.history.lock().push((at.index, Vec::new(), Vec::new()));
         self.directory.skip(at.index, at.term);
         self.advance(at);
+    }
+
+    fn admits(&self, payload: &[u8]) -> Result<(), MachineError> {
+        Entry::admit(payload).map_err(|e| MachineError::new(e.to_string()))
+    }
+
+    fn admits_state(&self, input: &mut dyn io::Read) -> Result<(), MachineError> {
+        admit_image(input).map(drop).map_err(|e| MachineError::new(e.to_string()))
+    }
+
+    fn levels(&self) -> Levels {
+        Levels { state: self.directory.feature_level(), binary: FEATURE_LEVEL }
     }
 
     fn applied(&self) -> Option<LogPosition> {

@@ -18,6 +18,7 @@ mod heat;
 mod hot;
 mod http;
 mod leases;
+mod level;
 mod liveness;
 mod logging;
 mod machine;

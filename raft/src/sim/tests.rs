@@ -4,6 +4,7 @@ mod bootstrap;
 mod faults;
 mod fence;
 mod ledger;
+mod levels;
 mod membership;
 mod swarm;
 

@@ -7,13 +7,13 @@
 use super::frame::{Frame, Kind, MAGIC, encode_level};
 use super::manifest::{FORMAT_VERSION, Manifest, PartSum};
 use super::rows::{
-    AncestorRow, Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow, TaskRow,
-    TasksPart, TenantRow,
+    AncestorRow, Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow,
+    SinceLevel2, TaskRow, TasksPart, TenantRow,
 };
 use super::shard::{References, encode};
 use crate::directory::core::Core;
 use crate::directory::digest::answered_parts;
-use crate::directory::limits::{FEATURE_LEVEL, SHARDS};
+use crate::directory::limits::{FEATURE_LEVEL_FIRST, SHARDS};
 use crate::directory::objects::Shards;
 use serde::Serialize;
 use std::io;
@@ -33,6 +33,8 @@ enum Source {
 #[derive(Debug)]
 pub struct FrozenDirectory {
     applied: Option<(u64, u64)>,
+    /// Of the state: an image is written in its form (M6).
+    feature_level: u16,
     segments: (u32, Vec<u8>),
     tasks: (u32, Vec<u8>),
     references: References,
@@ -49,6 +51,7 @@ pub(super) fn freeze(core: &Core, shards: &Arc<Shards>) -> FrozenDirectory {
     };
     FrozenDirectory {
         applied: core.applied,
+        feature_level: core.feature_level,
         segments: (core.space.by_id.len() as u32, segments(core)),
         tasks: (core.tasks.by_id.len() as u32, tasks(core)),
         references,
@@ -61,7 +64,7 @@ impl FrozenDirectory {
     /// Writes it. Fails also when the whole state was replaced (a snapshot was installed) before it was written.
     pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
         out.write_all(MAGIC)?;
-        out.write_all(&encode_level(FORMAT_VERSION, FEATURE_LEVEL))?;
+        out.write_all(&encode_level(FORMAT_VERSION, self.feature_level))?;
         let segments = Frame::plain(Kind::Segments, self.segments.0, self.segments.1.clone());
         let tasks = Frame::plain(Kind::Tasks, self.tasks.0, self.tasks.1.clone());
         segments.write(out)?;
@@ -89,7 +92,7 @@ impl FrozenDirectory {
         tasks.write(out)?;
         let manifest = Manifest {
             format: FORMAT_VERSION,
-            feature_level: FEATURE_LEVEL,
+            feature_level: self.feature_level,
             applied: self.applied,
             segments: segments.part(),
             metadata: metadata.part(),
@@ -210,15 +213,18 @@ fn segments(core: &Core) -> Vec<u8> {
                 keys: group.lost.iter().map(|key| Bin(key)).collect(),
             })
             .collect(),
-        ancestors: core
-            .ancestors
-            .iter()
-            .map(|ancestor| AncestorRow {
-                cluster: Bin(&ancestor.cluster.0),
-                history: ancestor.history.0,
-                until: ancestor.until,
-            })
-            .collect(),
+        since_level_2: (core.feature_level > FEATURE_LEVEL_FIRST).then(|| SinceLevel2 {
+            feature_level: core.feature_level,
+            ancestors: core
+                .ancestors
+                .iter()
+                .map(|ancestor| AncestorRow {
+                    cluster: Bin(&ancestor.cluster.0),
+                    history: ancestor.history.0,
+                    until: ancestor.until,
+                })
+                .collect(),
+        }),
     })
 }
 
