@@ -366,6 +366,42 @@ async fn a_damaged_snapshot_is_passed_over_and_an_empty_start_is_refused() {
     assert!(log.contains("skipped: ") && log.contains("objects: 30 in, 30 kept"), "{log}");
 }
 
+/// User report 13: after a recovery what was just read was evicted before what nobody asked for, and space was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_013_what_is_read_after_a_restore_outlives_what_is_not() {
+    let mut pool = saved_pool(|options| {
+        (options.masters, options.datanodes, options.segment_bytes) = (1, 1, 16 << 20);
+        options.master_arguments.extend(["--lease-ttl".to_owned(), "200ms".to_owned()]);
+    })
+    .await;
+    let objects = keys("cold", 700);
+    put_all(&pool.client, &objects, OBJECT_BYTES, 1).await;
+    save(&mut pool.cluster).await;
+    let before = used_and_capacity(&pool.cluster.leader_status(WITHIN).await.unwrap());
+    lose_masters(&mut pool.cluster);
+    restore(&mut pool.cluster, true).await;
+    let status = pool.cluster.leader_status(WITHIN).await.unwrap();
+    assert_eq!(used_and_capacity(&status), before);
+    assert_space_adds_up(&status);
+    // The oldest of all, so that only the reads speak for them.
+    let (read, unread) = objects.split_at(100);
+    for _ in 0..3 {
+        expect_all(&pool.client, read, OBJECT_BYTES).await;
+    }
+    put_all(&pool.client, &keys("more", 300), OBJECT_BYTES, 1).await;
+    let there = async |keys: &[String]| {
+        let stats = pool.client.stat_many(keys, Some(WITHIN)).await;
+        stats.into_iter().filter(|stat| stat.is_ok()).count()
+    };
+    let (read_there, unread_there) = (there(read).await, there(unread).await);
+    println!("{read_there} of 100 that were read are there, {unread_there} of 600 that were not");
+    assert_eq!(read_there, 100);
+    assert!(unread_there < 600, "nothing was evicted");
+    let status = pool.cluster.leader_status(WITHIN).await.unwrap();
+    assert_space_adds_up(&status);
+    assert_eq!(used_and_capacity(&status).1, before.1);
+}
+
 /// The file of this name in the snapshot directory that begins so.
 fn find(below: &Path, snapshot: &str, file: &str) -> PathBuf {
     let mut open = vec![below.to_owned()];

@@ -121,6 +121,12 @@ impl StateMachine for Machine {
             let (ops, got) = (entry.ops.len(), outcomes.len());
             return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
         }
+        for (op, outcome) in entry.ops.iter().zip(&outcomes) {
+            // Ids would be taken for those of the wrong history.
+            if let (Op::BeginHistory { .. }, Outcome::Refused(error)) = (op, outcome) {
+                return Err(MachineError::new(format!("entry {at}: the history cannot begin: {error}")));
+            }
+        }
         #[cfg(test)]
         history.push((at.index, payload.to_vec(), outcomes.clone()));
         self.evictor.changed(self.directory.take_changes());
