@@ -65,7 +65,7 @@ impl Reading {
     }
 
     /// One object or one table.
-    fn print(&self, header: &[&str], rows: Vec<(Vec<String>, Value)>) -> anyhow::Result<()> {
+    fn print(&self, header: &[&'static str], rows: Vec<(Vec<String>, Value)>) -> anyhow::Result<()> {
         match self.format {
             Format::Json => {
                 let snapshots: Vec<Value> = rows.into_iter().map(|(_, value)| value).collect();

@@ -1,7 +1,7 @@
 //! `tidepool status`: the quorum, the nodes and the capacity in one screen, and the one next step.
 
 use serde_json::{Value, json};
-use tidepool_proto::v1::StatusResponse;
+use tidepool_proto::v1::{SnapshotStatus, StatusResponse};
 use tidepool_proto::{ClusterId, SegmentId};
 
 use super::Context;
@@ -110,7 +110,8 @@ fn screen(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> St
 }
 
 fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
-    let mut table = Table::new(&["master", "address", "role", "term", "applied", "behind", "promotable", "heard"]);
+    let mut table =
+        Table::new(&["master", "address", "role", "term", "applied", "behind", "promotable", "heard", "snapshot"]);
     for answer in answers {
         match &answer.status {
             Ok(status) => {
@@ -132,15 +133,27 @@ fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
                     last.saturating_sub(status.applied_index).to_string(),
                     if status.promotable { "yes" } else { "no" }.to_owned(),
                     heard,
+                    status.snapshot.as_ref().map_or_else(|| "-".to_owned(), published),
                 ]);
             }
             Err(_) => {
-                let cells = ["?", &answer.address.to_string(), "unreachable", "-", "-", "-", "-", "-"];
+                let cells = ["?", &answer.address.to_string(), "unreachable", "-", "-", "-", "-", "-", "-"];
                 table.row(cells.map(str::to_owned));
             }
         }
     }
     table
+}
+
+/// What a master published last, and how long ago.
+fn published(snapshot: &SnapshotStatus) -> String {
+    let age = || show_duration(std::time::Duration::from_secs(snapshot.age_ms / 1000));
+    let what = match (snapshot.url.as_str(), snapshot.published_index) {
+        ("", _) => return "-".to_owned(),
+        (_, 0) => "none yet".to_owned(),
+        (_, index) => format!("{index}, {} ago", age()),
+    };
+    if snapshot.last_error.is_empty() { what } else { format!("{what}; failing") }
 }
 
 fn nodes_table(leader: &StatusResponse) -> Table {
@@ -179,6 +192,10 @@ fn as_json(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> V
                 "committed_index": status.committed_index, "applied_index": status.applied_index,
                 "purged_index": status.purged_index, "snapshot_index": status.snapshot_index,
                 "state_digest": hex(&status.state_digest), "promotable": status.promotable,
+                "snapshot": status.snapshot.as_ref().map(|snapshot| json!({
+                    "url": snapshot.url, "published_index": snapshot.published_index, "age_ms": snapshot.age_ms,
+                    "bytes": snapshot.bytes, "location": snapshot.location, "last_error": snapshot.last_error,
+                })),
             }),
             Err(error) => json!({
                 "address": answer.address.to_string(), "reachable": false, "error": error.message(),
