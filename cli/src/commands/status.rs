@@ -1,7 +1,7 @@
 //! `tidepool status`: the quorum, the nodes and the capacity in one screen, and the one next step.
 
 use serde_json::{Value, json};
-use tidepool_proto::v1::StatusResponse;
+use tidepool_proto::v1::{SnapshotStatus, StatusResponse};
 use tidepool_proto::{ClusterId, SegmentId};
 
 use super::Context;
@@ -131,8 +131,18 @@ fn screen(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> St
 }
 
 fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
-    let mut table =
-        Table::new(&["master", "address", "role", "term", "applied", "behind", "lag", "promotable", "heard"]);
+    let mut table = Table::new(&[
+        "master",
+        "address",
+        "role",
+        "term",
+        "applied",
+        "behind",
+        "lag",
+        "promotable",
+        "heard",
+        "snapshot",
+    ]);
     for answer in answers {
         match &answer.status {
             Ok(status) => {
@@ -155,6 +165,7 @@ fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
                     status.lag_ms.map_or("?".to_owned(), |ms| format!("{ms} ms")),
                     promotable(status),
                     heard,
+                    status.snapshot.as_ref().map_or_else(|| "-".to_owned(), published),
                 ]);
             }
             Err(_) => {
@@ -172,6 +183,17 @@ fn promotable(status: &StatusResponse) -> String {
         (false, "") => "no".to_owned(),
         (false, why) => format!("no: {why}"),
     }
+}
+
+/// What a master published last, and how long ago.
+fn published(snapshot: &SnapshotStatus) -> String {
+    let age = || show_duration(std::time::Duration::from_secs(snapshot.age_ms / 1000));
+    let what = match (snapshot.url.as_str(), snapshot.published_index) {
+        ("", _) => return "-".to_owned(),
+        (_, 0) => "none yet".to_owned(),
+        (_, index) => format!("{index}, {} ago", age()),
+    };
+    if snapshot.last_error.is_empty() { what } else { format!("{what}; failing") }
 }
 
 fn nodes_table(leader: &StatusResponse) -> Table {
@@ -214,6 +236,10 @@ fn as_json(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> V
                 "leader_index": status.leader_last_log_index, "objects": status.objects,
                 "snapshot_age_ms": status.snapshot_age_ms, "feature_level": status.feature_level,
                 "feature_level_max": status.feature_level_max,
+                "snapshot": status.snapshot.as_ref().map(|snapshot| json!({
+                    "url": snapshot.url, "published_index": snapshot.published_index, "age_ms": snapshot.age_ms,
+                    "bytes": snapshot.bytes, "location": snapshot.location, "last_error": snapshot.last_error,
+                })),
             }),
             Err(error) => json!({
                 "address": answer.address.to_string(), "reachable": false, "error": error.message(),
