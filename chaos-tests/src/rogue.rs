@@ -39,7 +39,7 @@ impl RogueClient {
             identity: Some(client.identity.clone()),
             client_uuid: rand::random::<[u8; 16]>().to_vec().into(),
             host_id: String::new(),
-            known_history: 0,
+            lineage: Vec::new(),
         };
         match client.call(Body::Hello(hello)).await? {
             client_response::Body::Hello(answer) => {

@@ -140,7 +140,7 @@ async fn every_bad_request_gets_its_own_error_and_changes_nothing() {
             identity: Some(identity),
             client_uuid: Bytes::from_static(&[7; 16]),
             host_id: String::new(),
-            known_history: 0,
+            lineage: Vec::new(),
         })
     };
     let ours = client.identity.clone();

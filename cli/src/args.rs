@@ -74,6 +74,8 @@ pub enum Command {
     Member(MemberArgs),
     /// Take a snapshot of the directory now, and look at those that are published
     Snapshot(SnapshotArgs),
+    /// See which feature level the quorum is at, and raise it after an upgrade of all masters
+    FeatureLevel(FeatureLevelArgs),
     /// Hand leadership to another master
     TransferLeader(TransferArgs),
     /// Measure, beside a ceiling of the same shape taken in the same run
@@ -510,6 +512,27 @@ pub struct SnapshotFrom {
     /// Where they are: file:///path or s3://bucket/prefix; without it, master.snapshot_url
     #[arg(long, value_name = "URL")]
     pub from: Option<String>,
+}
+
+/// `tidepool feature-level`.
+#[derive(clap::Args, Debug)]
+pub struct FeatureLevelArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: FeatureLevelCommand,
+}
+
+/// What to do with the feature level.
+#[derive(Subcommand, Debug)]
+pub enum FeatureLevelCommand {
+    /// Show the level of the quorum, and the highest that each master's binary knows
+    Show,
+    /// Raise it, for good: older binaries take part no more
+    Raise {
+        /// Level; without it, the highest that all masters know
+        #[arg(long, value_name = "LEVEL")]
+        to: Option<u32>,
+    },
 }
 
 /// `tidepool transfer-leader`.

@@ -123,6 +123,7 @@ async fn run(
         Command::Hot(args) => commands::hot::run(&context, &args).await,
         Command::Task(args) => commands::task::run(&context, &args).await,
         Command::Tenant(args) => commands::tenant::run(&context, &args).await,
+        Command::FeatureLevel(args) => commands::feature_level::run(&context, &args).await,
         Command::Member(args) => commands::member::run(&context, &args).await,
         Command::Snapshot(args) => commands::snapshot::run(&context, &args.command).await,
         Command::TransferLeader(args) => commands::transfer_leader::run(&context, &args).await,

@@ -102,16 +102,12 @@ async fn once(load: &mut Load, path: &Path) -> anyhow::Result<Run> {
         is_done.store(true, Ordering::Release);
         anyhow::Ok(written??)
     });
+    let directory = load.directory.clone();
     let (bytes, worst, entries) = std::thread::scope(|scope| {
-        let directory = load.directory.clone();
-        scope.spawn({
-            let is_done = &is_done;
-            let undo_bytes = &undo_bytes;
-            move || {
-                while !is_done.load(Ordering::Acquire) {
-                    undo_bytes.fetch_max(directory.freeze_bytes(), Ordering::Relaxed);
-                    std::thread::sleep(WATCH_INTERVAL);
-                }
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                undo_bytes.fetch_max(directory.freeze_bytes(), Ordering::Relaxed);
+                std::thread::sleep(WATCH_INTERVAL);
             }
         });
         let applying = scope.spawn(|| {

@@ -20,6 +20,8 @@ use crate::metrics::Metrics;
 use crate::options::MASTER_PORT_DEFAULT;
 use crate::resolver::Resolve;
 
+/// Clusters remembered that were followed one after the other.
+const LINEAGE_MAX: usize = 64;
 /// Members kept; further hints and learned addresses are ignored.
 const MEMBERS_MAX: usize = 32;
 
@@ -59,6 +61,8 @@ pub(crate) struct Quorum {
 struct View {
     cluster_uuid: Bytes,
     history: u64,
+    /// The clusters that were followed, the present one first.
+    lineage: Vec<v1::Ancestor>,
     /// Highest term of an answer in this history.
     term_max: u64,
     members: Vec<Member>,
@@ -66,10 +70,19 @@ struct View {
 }
 
 impl View {
-    /// Whether this is a master of the cluster that the known one goes on in: restored or recovered from it.
+    /// Whether this is a master of a cluster that goes on from the known one, or from one before it: restored or recovered.
     fn is_succeeded_by(&self, identity: &v1::Identity) -> bool {
-        let known = |a: &v1::Ancestor| a.cluster_uuid == self.cluster_uuid && a.history == self.history;
-        self.history != 0 && identity.ancestors.iter().any(known)
+        identity.ancestors.iter().any(|ancestor| self.lineage.contains(ancestor))
+    }
+
+    /// Notes the cluster that is followed from now on.
+    fn belong(&mut self, cluster_uuid: Bytes, history: u64) {
+        (self.cluster_uuid, self.history) = (cluster_uuid.clone(), history);
+        let now = v1::Ancestor { cluster_uuid, history };
+        if !self.lineage.contains(&now) {
+            self.lineage.insert(0, now);
+            self.lineage.truncate(LINEAGE_MAX);
+        }
     }
 }
 
@@ -215,7 +228,7 @@ impl Quorum {
             }),
             client_uuid: Bytes::copy_from_slice(&self.settings.client_uuid),
             host_id: self.settings.host_id.clone(),
-            known_history: if with_history == WithHistory::Known { 0 } else { view.history },
+            lineage: if with_history == WithHistory::Known { Vec::new() } else { view.lineage.clone() },
         }
     }
 
@@ -258,8 +271,7 @@ impl Quorum {
                 self.settings.metrics.stale_answers_refused.add(1);
                 return Err(stale(link.address(), term, view.term_max));
             }
-            view.cluster_uuid = identity.cluster_uuid;
-            view.history = identity.history;
+            view.belong(identity.cluster_uuid, identity.history);
             view.term_max = term;
             // Under the lock of the view, so that two offers cannot pass each other.
             self.leader.send_replace(Some(leader));

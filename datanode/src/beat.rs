@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::options::MasterTiming;
 use crate::payload::Payload;
 use crate::registration::{is_forgotten, wire_identity};
-use crate::succession::{Succeeded, Successor};
+use crate::succession::{Lineage, Succeeded, Successor};
 
 /// Acknowledgements, and verdicts, that one beat carries.
 const PER_BEAT_MAX: usize = 4096;
@@ -114,9 +114,10 @@ impl Beat<'_> {
         *sequence += 1;
         let beat = self.bare_beat(*sequence);
         let known = Known::of(&self.life);
+        let lineage = &self.life.registration().lineage;
         loop {
             let goes_on = Mutex::new(None);
-            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), known, &goes_on)).await;
+            let asked = self.masters.ask(first, |client| greet(client, beat.clone(), known, lineage, &goes_on)).await;
             match asked {
                 Ok((leader, Ok((beats, answers, answer)))) => {
                     return Ok((Conversation { leader, beats, answers }, answer));
@@ -287,6 +288,7 @@ async fn greet(
     mut client: Client,
     beat: v1::HeartbeatRequest,
     known: Known,
+    lineage: &Lineage,
     goes_on: &Mutex<Option<BeatEnd>>,
 ) -> Result<Result<Opened, Error>, Error> {
     let (beats, unsent) = mpsc::channel(UNSENT_BEATS_MAX);
@@ -301,7 +303,7 @@ async fn greet(
         if let Some(error) = said.filter(|error| error.code() == ErrorCode::WrongCluster)
             && let Some(identity) = &answer.identity
         {
-            let successor = Successor::of(known.cluster, Some(known.history), identity);
+            let successor = Successor::of(lineage, identity);
             if let Some(successor) = successor {
                 *goes_on.lock() = Some(BeatEnd::Succeeded(Succeeded { successor, error }));
             } else if known.is_cluster(identity) {

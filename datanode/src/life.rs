@@ -15,6 +15,7 @@ use tidepool_proto::{ClusterId, Error, ErrorCode, History, Incarnation, NodeId, 
 use tokio::sync::watch;
 
 use crate::segment::Segment;
+use crate::succession::Lineage;
 use crate::writes::WriteTable;
 
 /// What the leader answered to Register.
@@ -30,6 +31,8 @@ pub(crate) struct Registration {
     pub(crate) registered_in: History,
     /// The retry token of the registration.
     pub(crate) process_uuid: [u8; 16],
+    /// Where this process was registered.
+    pub(crate) lineage: Lineage,
 }
 
 /// A registered and mounted incarnation.

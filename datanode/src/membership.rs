@@ -171,7 +171,8 @@ impl Membership {
         self.doing("looking for the leader to register with");
         self.metrics.leader_searches.inc();
         let request = registration::request(&self.store, &self.advertise, &self.options.host_id, legacy.as_ref());
-        let registered = match self.unless_wished(registration::register(&self.masters, &request)).await {
+        let before = legacy.as_ref().map(Legacy::lineage).unwrap_or_default();
+        let registered = match self.unless_wished(registration::register(&self.masters, &request, &before)).await {
             None => return LifeEnd::Stop(StopReason::Shutdown),
             Some(Err(NotRegistered::Refused(error))) => return LifeEnd::Stop(final_reason(error)),
             Some(Err(NotRegistered::Succeeded(succeeded))) => return LifeEnd::Succeeded(succeeded),

@@ -31,6 +31,7 @@ fn served_with(segment: Arc<Segment>) -> (Payload, Arc<Life>) {
         heartbeat_interval: Duration::from_millis(20),
         registered_in: History(2),
         process_uuid: [0; 16],
+        lineage: Default::default(),
     };
     let clock = LogClock::new(LogTime(1_000), BootInstant::now());
     let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));

@@ -17,7 +17,7 @@ use crate::life::Registration;
 use crate::log_clock::LogClock;
 use crate::masters::{Masters, status_error};
 use crate::segment::Segment;
-use crate::succession::{Legacy, Succeeded, Successor};
+use crate::succession::{Legacy, Lineage, Succeeded, Successor};
 
 /// Heartbeat interval when the leader names none.
 const HEARTBEAT_INTERVAL_DEFAULT: Duration = Duration::from_millis(100);
@@ -54,6 +54,7 @@ pub(crate) enum NotRegistered {
 pub(crate) async fn register(
     masters: &Masters,
     request: &v1::RegisterRequest,
+    before: &Lineage,
 ) -> Result<(Address, Registration, LogClock), NotRegistered> {
     let asked = request.identity.as_ref().and_then(|own| <[u8; 16]>::try_from(&own.cluster_uuid[..]).ok());
     let asked = asked.map(ClusterId);
@@ -74,7 +75,7 @@ pub(crate) async fn register(
             }
             // A master says WRONG_CLUSTER in office only; a standby says NOT_LEADER.
             if error.code() == ErrorCode::WrongCluster
-                && let Some(found) = Successor::of(own, None, theirs)
+                && let Some(found) = Successor::of_cluster(own, theirs)
             {
                 *successor.lock() = Some(Succeeded { successor: found, error: error.clone() });
             }
@@ -84,7 +85,8 @@ pub(crate) async fn register(
     match ask.await {
         Ok((leader, (registration, clock))) => {
             let process_uuid = request.process_uuid[..].try_into().unwrap_or_default();
-            Ok((leader, Registration { process_uuid, ..registration }, clock))
+            let lineage = before.and_now(registration.cluster, registration.history);
+            Ok((leader, Registration { process_uuid, lineage, ..registration }, clock))
         }
         Err(error) => Err(match successor.into_inner() {
             Some(succeeded) if error.code() == ErrorCode::WrongCluster => NotRegistered::Succeeded(succeeded),
@@ -218,6 +220,7 @@ fn parse_registration(response: &v1::RegisterResponse) -> Result<(Registration, 
             earlier => earlier,
         }),
         process_uuid: [0; 16],
+        lineage: Lineage::default(),
     };
     Ok((registration, LogClock::new(LogTime(response.log_time_ms), BootInstant::now())))
 }

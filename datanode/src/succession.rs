@@ -20,15 +20,46 @@ pub(crate) struct Successor {
     pub(crate) history: History,
 }
 
+/// Clusters remembered that a process was registered in one after the other.
+const LINEAGE_MAX: usize = 64;
+
+/// The clusters and histories of a process, the present one first. A snapshot that was saved in an earlier one may be restored again
+/// when the later ones are lost.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Lineage(Vec<(ClusterId, History)>);
+
+impl Lineage {
+    /// As before, and now in this one.
+    pub(crate) fn and_now(&self, cluster: ClusterId, history: History) -> Lineage {
+        let mut all = self.0.clone();
+        all.retain(|one| *one != (cluster, history));
+        all.insert(0, (cluster, history));
+        all.truncate(LINEAGE_MAX);
+        Lineage(all)
+    }
+}
+
 impl Successor {
-    /// The successor of a cluster, if a master's identity says that it belongs to one. `history`: of the cluster, if it is known.
-    pub(crate) fn of(cluster: ClusterId, history: Option<History>, identity: &v1::Identity) -> Option<Successor> {
-        let known = |ancestor: &v1::Ancestor| {
-            ancestor.cluster_uuid[..] == cluster.0 && history.is_none_or(|history| history.0 == ancestor.history)
-        };
-        let theirs = <[u8; 16]>::try_from(&identity.cluster_uuid[..]).ok()?;
-        (identity.history != 0 && theirs != cluster.0 && identity.ancestors.iter().any(known))
-            .then_some(Successor { cluster: ClusterId(theirs), history: History(identity.history) })
+    /// Of a process that was registered: the cluster of a master that names one of its clusters and histories as an ancestor.
+    pub(crate) fn of(lineage: &Lineage, identity: &v1::Identity) -> Option<Successor> {
+        let (present, _) = *lineage.0.first()?;
+        Successor::if_named(present, identity, |ancestor| {
+            let known = |(cluster, history): &(ClusterId, History)| {
+                cluster.0[..] == ancestor.cluster_uuid && history.0 == ancestor.history
+            };
+            lineage.0.iter().any(known)
+        })
+    }
+
+    /// Of a process that knows its cluster only from its directory.
+    pub(crate) fn of_cluster(cluster: ClusterId, identity: &v1::Identity) -> Option<Successor> {
+        Successor::if_named(cluster, identity, |ancestor| ancestor.cluster_uuid[..] == cluster.0)
+    }
+
+    fn if_named(present: ClusterId, theirs: &v1::Identity, known: impl Fn(&v1::Ancestor) -> bool) -> Option<Successor> {
+        let cluster = <[u8; 16]>::try_from(&theirs.cluster_uuid[..]).ok()?;
+        (theirs.history != 0 && cluster != present.0 && theirs.ancestors.iter().any(known))
+            .then_some(Successor { cluster: ClusterId(cluster), history: History(theirs.history) })
     }
 }
 
@@ -48,6 +79,11 @@ impl Legacy {
             life.writes().quiet().await;
         }
         Legacy { successor, life }
+    }
+
+    /// The clusters of the life before.
+    pub(crate) fn lineage(&self) -> Lineage {
+        self.life.as_ref().map(|life| life.registration().lineage.clone()).unwrap_or_default()
     }
 
     /// The successor that is followed instead of the first one.
@@ -115,16 +151,18 @@ mod tests {
     #[test]
     fn only_who_names_the_known_cluster_and_history_succeeds_it() {
         let known = ClusterId([1; 16]);
-        let of = |identity: &v1::Identity| Successor::of(known, Some(History(5)), identity);
+        let lineage = Lineage::default().and_now(ClusterId([4; 16]), History(9)).and_now(known, History(5));
+        let of = |identity: &v1::Identity| Successor::of(&lineage, identity);
         let successor = Some(Successor { cluster: ClusterId([2; 16]), history: History(77) });
         assert_eq!(of(&identity(2, &[(1, 5)])), successor);
         assert_eq!(of(&identity(2, &[(9, 1), (1, 5), (8, 1)])), successor, "over several restores");
+        assert_eq!(of(&identity(2, &[(4, 9)])), successor, "the snapshot of before, restored again");
         assert_eq!(of(&identity(2, &[])), None, "a stranger");
         assert_eq!(of(&identity(2, &[(1, 6)])), None, "another history of it");
         assert_eq!(of(&identity(2, &[(3, 5)])), None);
         assert_eq!(of(&identity(1, &[(1, 5)])), None, "nobody succeeds itself");
         assert_eq!(
-            Successor::of(known, None, &identity(2, &[(1, 6)])),
+            Successor::of_cluster(known, &identity(2, &[(1, 6)])),
             successor,
             "a restarted process knows no history"
         );

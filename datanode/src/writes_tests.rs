@@ -309,3 +309,27 @@ proptest! {
         }
     }
 }
+
+/// What a successor's life waits for: no step of a write, and no look at a range, is left.
+#[tokio::test]
+async fn a_table_is_quiet_once_every_step_has_ended() {
+    let table = table();
+    table.quiet().await;
+    let inside = table.begin(&grant(1, 0, 64, 9_000)).unwrap();
+    let between = table.begin(&grant(2, 64, 64, 9_000)).unwrap();
+    let look = table.hold_for_verification(SegmentId(1), 128, 64).unwrap();
+    assert!(inside.enter());
+    table.abort_all();
+    assert!(!between.enter(), "no step begins any more");
+    let waiting = tokio::spawn({
+        let table = table.clone();
+        async move { table.quiet().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished() && !table.is_quiet());
+    assert!(!table.leave(&inside), "the write is over");
+    assert!(!table.is_quiet(), "a range is still looked at");
+    drop(look);
+    tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await.expect("it is quiet").unwrap();
+    assert_eq!(table.finish(&between, End::Stored), End::Aborted);
+}

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use tidepool_proto::{Address, ClusterId, Error, ErrorCode, LogTime, NodeId};
 use tidepool_raft::{ClusterIdentity, Frozen, LogPosition, OpenError, Restored, is_vacant};
 
-use crate::directory::limits::ANCESTORS_MAX;
-use crate::directory::{Directory, EntryBuilder, FEATURE_LEVEL, FrozenDirectory, Op};
+use crate::directory::limits::{ANCESTORS_MAX, HISTORIES_FEATURE_LEVEL};
+use crate::directory::{Directory, EntryBuilder, FrozenDirectory, Op};
 use crate::snapshots::{Catalogue, Location, PublishedImage, Rejected, StoreError};
 
 /// Names shown of what lies at a location.
@@ -86,7 +86,7 @@ impl fmt::Display for Report {
 
 /// The first payload of a log that goes on from another cluster's directory.
 pub fn begin_history(before: ClusterIdentity) -> Result<Bytes, Error> {
-    let mut entry = EntryBuilder::new(FEATURE_LEVEL);
+    let mut entry = EntryBuilder::new(HISTORIES_FEATURE_LEVEL);
     entry.push(&Op::BeginHistory { before: (before.cluster, before.history) })?;
     // No time of its own: log time goes on where it stood (T1).
     Ok(entry.finish(LogTime(0)))

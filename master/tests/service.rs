@@ -331,3 +331,24 @@ async fn a_stream_ends_after_its_client_says_no_more() {
     };
     assert_eq!(tokio::time::timeout(Duration::from_secs(10), all).await, Ok(2));
 }
+
+/// M6: a new cluster needs no step of an operator's, and no level is taken back.
+#[tokio::test]
+async fn a_new_quorum_begins_at_the_highest_level_that_its_members_know() {
+    let quorum = Quorum::start(|_| {}).await;
+    let mut admin = v1::admin_service_client::AdminServiceClient::connect(quorum.uri.clone()).await.unwrap();
+    let status = admin.status(v1::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!(status.feature_level, status.feature_level_max);
+    assert!(status.feature_level > 1 && status.promotable && status.lag_ms == Some(0), "{status:?}");
+    for (to, refused) in [
+        (0, ErrorCode::Ok),
+        (status.feature_level, ErrorCode::Ok),
+        (1, ErrorCode::InvalidParams),
+        (status.feature_level + 1, ErrorCode::FeatureLevel),
+    ] {
+        let answer = admin.feature_level(v1::FeatureLevelRequest { raise: true, to }).await.unwrap().into_inner();
+        let code = answer.error.map_or(ErrorCode::Ok, |error| ErrorCode::from_u32(error.code));
+        assert_eq!((code, answer.feature_level), (refused, status.feature_level), "{to}");
+        assert_eq!(answer.members[0].feature_level_max, status.feature_level_max);
+    }
+}

@@ -139,6 +139,9 @@ error_codes! {
     /// This master left the quorum for good: it takes part in nothing more, and its process ends.
     MemberRemoved = 74, "MEMBER_REMOVED", -900, fatal;
 
+    /// A binary is too old for what the cluster's log holds, or the cluster's feature level is too low for what is asked.
+    FeatureLevel = 75, "FEATURE_LEVEL", -1012, fatal;
+
     /// The local log or snapshot is damaged; the node refuses to serve.
     StorageCorrupt = 80, "STORAGE_CORRUPT", -1, fatal;
     /// A write or fsync failed; the process ends.

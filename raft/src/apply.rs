@@ -20,7 +20,7 @@ use crate::host::Host;
 use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine, Unsound};
 use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
 use crate::snapshot::{SnapshotError, SnapshotFile, SnapshotStore};
-use crate::types::{EntryPayload, LogId, Membership, SnapshotMeta, StoredMembership, term_of};
+use crate::types::{Entry, EntryPayload, LogId, Membership, SnapshotMeta, StoredMembership, term_of};
 
 /// A snapshot as openraft passes it around: what it covers, and the open file.
 pub(crate) type Snapshot = openraft::Snapshot<crate::types::CommittedLeaderId, u64, crate::types::Member, SnapshotFile>;
@@ -187,6 +187,29 @@ impl<M: StateMachine> Applied<M> {
         let error = error.into();
         self.failure.report(FatalError::Storage(error.to_string()));
         error
+    }
+
+    /// Whether this binary can apply what a leader sent (M6); if not, the node ends before it acknowledges any of it.
+    pub(crate) fn admit(&self, entries: &[Entry]) -> Result<(), MachineError> {
+        for entry in entries {
+            if let EntryPayload::Normal(payload) = &entry.payload {
+                let admitted = self.machine.admits(&payload.0);
+                admitted.map_err(|why| self.unsupported(format!("entry {}: {why}", position(&entry.log_id))))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of a snapshot, before it is kept.
+    pub(crate) fn admit_snapshot(&self, file: &SnapshotFile) -> Result<(), MachineError> {
+        let admitted = self.machine.admits_state(&mut file.reader());
+        admitted.map_err(|why| self.unsupported(format!("a snapshot: {why}")))
+    }
+
+    fn unsupported(&self, what: String) -> MachineError {
+        let why = format!("the leader sent {what}; start a newer binary on this data directory");
+        self.failure.report(FatalError::FeatureLevel(why.clone()));
+        MachineError::new(why)
     }
 
     /// The members as of the last applied entry.

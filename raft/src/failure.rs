@@ -19,6 +19,9 @@ pub enum FatalError {
         /// Its own words.
         message: String,
     },
+    /// A leader sent what only a newer binary can apply (M6). Nothing of it was acknowledged.
+    #[error("FEATURE_LEVEL: {0}")]
+    FeatureLevel(String),
     /// The data directory belongs to another cluster than the members it was started with.
     #[error("WRONG_CLUSTER: {0}")]
     WrongCluster(String),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use openraft::Raft;
+use openraft::async_runtime::watch::WatchReceiver;
 use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use parking_lot::Mutex;
 use tidepool_proto::{Error, ErrorCode, NodeId, v1};
@@ -16,8 +17,9 @@ use crate::codec::{self, CodecError, Message};
 use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::{ClusterIdentity, IdentityStore, check_protocol, wire_cluster, wire_store};
+use crate::lag::{Lag, LagView};
 use crate::log::StoreId;
-use crate::machine::StateMachine;
+use crate::machine::{MachineError, StateMachine};
 use crate::network::Call;
 use crate::options::Options;
 use crate::snapshot::{Offer, SnapshotError, encode_offset};
@@ -34,10 +36,25 @@ struct Shared<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     fence: Arc<StartupFence<C>>,
     machine: Arc<Applied<M>>,
     options: Options,
+    lag: Lag<C>,
     /// Heartbeats heard, from whoever sends them.
     beats: AtomicU64,
     /// Whether this member may still be asked to lead.
     may_lead: AtomicBool,
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Shared<C, M> {
+    fn applied_index(&self) -> u64 {
+        self.machine.machine.applied().map_or(0, |at| at.index)
+    }
+
+    /// A leader was heard, if it is not one of a term that is over.
+    fn note_leader(&self, request: &AppendEntriesRequest<C>) {
+        let over = self.raft.metrics().borrow_watched().vote > request.vote;
+        if !over {
+            self.lag.note(&request.vote, request.leader_commit.as_ref(), self.applied_index());
+        }
+    }
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Clone for Inbound<C, M> {
@@ -48,6 +65,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Clone for Inbound<C, M> {
 
 fn bad_frame(error: CodecError) -> Error {
     Error::new(ErrorCode::BadFrame, format!("a consensus message cannot be read: {error}"))
+}
+
+fn too_new(error: MachineError) -> Error {
+    Error::new(ErrorCode::FeatureLevel, error.message)
 }
 
 fn stopped(error: impl std::fmt::Display) -> Error {
@@ -70,6 +91,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
                 fence,
                 machine,
                 options,
+                lag: Lag::new(),
                 beats,
                 may_lead: AtomicBool::new(true),
             }),
@@ -92,6 +114,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         self.shared.beats.load(Ordering::Relaxed)
     }
 
+    /// How far this member is behind its leader, as far as it heard.
+    pub(crate) fn lag(&self) -> LagView {
+        self.shared.lag.view(self.shared.applied_index())
+    }
+
     /// Whether a caller may reach consensus (I4).
     pub fn admit(&self, peer: Option<&v1::Identity>, target: u64, store_uuid: &[u8]) -> Result<(), Error> {
         self.shared.identity.admit(peer, target, store_uuid).inspect_err(|error| {
@@ -112,6 +139,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             store_uuid: self.shared.identity.store_uuid(),
             initialized: initialized.unwrap_or(true),
             caller_removed,
+            feature_level: self.shared.machine.machine.levels().binary.into(),
         }
     }
 
@@ -237,6 +265,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             Call::Beat => {
                 self.shared.beats.fetch_add(1, Ordering::Relaxed);
                 let request: AppendEntriesRequest<C> = decode(payload)?;
+                self.shared.machine.admit(&request.entries).map_err(too_new)?;
+                self.shared.note_leader(&request);
                 Ok(codec::encode(&raft.append_entries(request).await.map_err(stopped)?))
             }
             Call::Vote => {
@@ -282,8 +312,13 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         S: Stream<Item = Bytes> + Send + Unpin + 'static,
     {
         let unreadable: Arc<Mutex<Option<Error>>> = Arc::default();
-        let noted = unreadable.clone();
+        let (noted, shared) = (unreadable.clone(), self.shared.clone());
         let decoded = requests.map(decode::<AppendEntriesRequest<C>>).scan((), move |(), request| {
+            let request = request.and_then(|request| {
+                shared.machine.admit(&request.entries).map_err(too_new)?;
+                shared.note_leader(&request);
+                Ok(request)
+            });
             let request = request.map_err(|error| *noted.lock() = Some(error)).ok();
             std::future::ready(request)
         });
@@ -347,6 +382,10 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Arrival<C, M> {
         let snapshots = inbound.shared.machine.snapshots.clone();
         let arrived = C::blocking(move || snapshots.finish(stream)).await.map_err(stopped)?;
         let file = arrived.map_err(snapshot_failed)?;
+        if let Err(newer) = inbound.shared.machine.admit_snapshot(&file) {
+            inbound.shared.machine.snapshots.drop_unpublished(&file);
+            return Err(too_new(newer));
+        }
         tracing::info!(bytes = offer.length, "a snapshot arrived from the leader");
         let snapshot = Snapshot { meta: offer.meta, snapshot: file.clone() };
         let answer = inbound.shared.raft.install_full_snapshot(offer.vote, snapshot).await.map_err(stopped)?;

@@ -19,6 +19,15 @@ impl fmt::Display for LogPosition {
     }
 }
 
+/// Feature levels (M6).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Levels {
+    /// Of the state: what may be in its log.
+    pub state: u16,
+    /// The highest that this binary can apply.
+    pub binary: u16,
+}
+
 /// The state machine. Called by one apply task, in log order; readers look at it from any thread.
 pub trait StateMachine: Send + Sync + 'static {
     /// What applying a payload answers to whoever proposed it.
@@ -34,6 +43,22 @@ pub trait StateMachine: Send + Sync + 'static {
 
     /// A committed entry without payload (a new term's first entry, a membership change): only the position moves.
     fn skip(&self, at: LogPosition);
+
+    /// Whether this binary could apply the payload (M6). Asked of what lies in the log before this member takes part, and of
+    /// what a leader sends before it is acknowledged. Reads no more than the payload's head.
+    fn admits(&self, _payload: &[u8]) -> Result<(), MachineError> {
+        Ok(())
+    }
+
+    /// The same of a whole state that [`Frozen::write_to`] wrote.
+    fn admits_state(&self, _input: &mut dyn io::Read) -> Result<(), MachineError> {
+        Ok(())
+    }
+
+    /// The feature levels of state and binary.
+    fn levels(&self) -> Levels {
+        Levels { state: 1, binary: 1 }
+    }
 
     /// Position of the last applied entry, or none before the first.
     fn applied(&self) -> Option<LogPosition>;

@@ -28,7 +28,7 @@ use crate::node::RaftNode;
 use crate::options::Member;
 use crate::propose::hint;
 use crate::read::ReadError;
-use crate::roll_call::ANSWER_LIMIT;
+use crate::roll_call::{ANSWER_LIMIT, announced, roll_call};
 use crate::status::member_statuses;
 use crate::transfer::{TransferError, lacks};
 use crate::types::{self, CommittedLeaderId, retired_of};
@@ -71,6 +71,9 @@ pub enum MembershipError {
     /// The id was a member's before.
     #[error("{0}")]
     IdUsed(String),
+    /// The new member's binary is older than what the log holds.
+    #[error("{0}")]
+    FeatureLevel(String),
     /// Too few voters would be left that answer.
     #[error("{0}")]
     AtRisk(String),
@@ -172,6 +175,25 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     pub async fn plan_members(&self, change: &MemberChange) -> Result<Vec<String>, MembershipError> {
         self.linearize().await?;
         Ok(plan(&self.roll(), change)?.iter().map(Step::to_string).collect())
+    }
+
+    /// The highest feature level that each member's binary knows, this one's included, as it says now (M6). None: no answer.
+    pub async fn member_levels(&self) -> Vec<(Member, Option<u16>)> {
+        let (network, identity) = self.network_and_identity();
+        let members = self.watch_members().borrow().clone();
+        let answers = roll_call::<C, N>(network, identity, self.node_id(), &members).await;
+        let own = members.iter().filter(|member| member.node_id == self.node_id());
+        let own = own.map(|member| (member.clone(), Some(self.machine().levels().binary)));
+        let level = |answer: Result<v1::HandshakeResponse, LinkError>| {
+            answer.ok().filter(|answer| answer.error.is_none()).map(|answer| announced(&answer))
+        };
+        own.chain(answers.into_iter().map(|(member, answer)| (member.clone(), level(answer)))).collect()
+    }
+
+    /// Runs `act` while no member can come or go: what it found out about them stays true.
+    pub async fn with_members_fixed<R>(&self, what: &str, act: impl Future<Output = R>) -> Result<R, MembershipError> {
+        let _turn = self.turns().take(what.to_owned())?;
+        Ok(act.await)
     }
 
     /// Changes the members within `limit`. What is under way when the time is up, or when the call is dropped, goes on; the
@@ -355,9 +377,15 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let answer = C::AsyncRuntime::timeout(ANSWER_LIMIT * 2, network.handshake(&address, hello, ANSWER_LIMIT));
         let answer = answer.await.unwrap_or(Err(LinkError::Timeout(ANSWER_LIMIT))).map_err(silent)?;
         let invalid = |why: String| Err(MembershipError::Invalid(format!("{name} {why}")));
-        let peer = answer.identity.unwrap_or_default();
+        let peer = answer.identity.clone().unwrap_or_default();
         if peer.node_id != id.0 {
             return invalid(format!("calls itself node {}; check the id and the address", peer.node_id));
+        }
+        let (theirs, needed) = (announced(&answer), self.machine().levels().state);
+        if theirs < needed {
+            return Err(MembershipError::FeatureLevel(format!(
+                "{name} knows feature level {theirs}, the cluster is at {needed}: start it with a newer binary"
+            )));
         }
         match wire_cluster(&peer) {
             Some(theirs) if theirs == identity.cluster() => return Ok(()),

@@ -1,6 +1,6 @@
 //! Prometheus metrics of one member. The registry is the node's own; the process that hosts it gathers it.
 
-use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use crate::leadership::Role;
 use crate::status::NodeStatus;
@@ -24,6 +24,8 @@ pub(crate) struct NodeMetrics {
     purged: IntGauge,
     snapshot: IntGauge,
     since_snapshot: IntGauge,
+    lag: Gauge,
+    promotable: IntGauge,
 }
 
 impl NodeMetrics {
@@ -77,6 +79,14 @@ impl NodeMetrics {
             purged: gauge("tidepool_raft_purged_index", "Last entry dropped from the log.")?,
             snapshot: gauge("tidepool_raft_snapshot_index", "Last entry the snapshot covers.")?,
             since_snapshot: gauge("tidepool_raft_bytes_since_snapshot", "Payload bytes applied since the snapshot.")?,
+            lag: add(
+                &registry,
+                Gauge::new(
+                    "tidepool_raft_lag_seconds",
+                    "Age of the oldest committed entry not applied here; -1: not known.",
+                ),
+            )?,
+            promotable: gauge("tidepool_raft_promotable", "1 while this member could lead without loss.")?,
             registry,
         })
     }
@@ -92,5 +102,7 @@ impl NodeMetrics {
         set(&self.purged, status.purged_index);
         set(&self.snapshot, status.snapshot_index);
         set(&self.since_snapshot, status.bytes_since_snapshot);
+        self.lag.set(status.lag.map_or(-1.0, |lag| lag.as_secs_f64()));
+        self.promotable.set(i64::from(status.promotable().is_ok()));
     }
 }

@@ -25,6 +25,7 @@ use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::inbound::Inbound;
+use crate::lag::LagView;
 use crate::leadership::{Leadership, Role, follow};
 use crate::machine::{LogPosition, StateMachine};
 use crate::membership::Turns;
@@ -396,6 +397,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let index = |id: Option<crate::types::LogId>| id.map_or(0, |id| id.index);
         let snapshot = machine.snapshots.current().and_then(|file| file.meta().last_log_id);
         let now = <C::AsyncRuntime as AsyncRuntime>::Instant::now();
+        let leads = metrics.state.is_leader();
+        let lag = if leads { LagView::default() } else { inner.inbound.lag() };
         NodeStatus {
             node_id: self.node_id(),
             identity: self.identity(),
@@ -413,6 +416,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
                 if now > at { now - at } else { std::time::Duration::ZERO }
             }),
             members: member_statuses(&metrics),
+            leader_heard_ago: lag.heard_ago,
+            leader_committed_index: lag.committed.unwrap_or(0),
+            lag: if leads { Some(std::time::Duration::ZERO) } else { lag.lag },
+            was_level: lag.level,
+            snapshot_age: machine.snapshots.current().and_then(|file| file.age()),
+            leader_silence_max: inner.parts.options.election.timeout_max() * 2,
             fenced: !inner.parts.fence.passed(),
             waiting_for: inner.waiting_for.lock().clone(),
             fatal: inner.parts.failure.get().map(|fatal| fatal.to_string()),

@@ -17,7 +17,7 @@ use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::IdentityStore;
 use crate::log::{LogFailure, LogStore, OpenLogError, OpenReport};
-use crate::machine::StateMachine;
+use crate::machine::{MachineError, StateMachine};
 use crate::metrics::NodeMetrics;
 use crate::network::Network;
 use crate::node::{Parts, RaftNode};
@@ -44,10 +44,14 @@ impl OpenError {
         };
         OpenError(Error::new(code, error.to_string()))
     }
+    pub(crate) fn feature_level(message: String) -> OpenError {
+        OpenError(Error::new(ErrorCode::FeatureLevel, message))
+    }
     pub(crate) fn fatal(fatal: &FatalError) -> OpenError {
         match fatal {
             FatalError::WrongCluster(why) => OpenError(Error::new(ErrorCode::WrongCluster, why.clone())),
             FatalError::Diverged(why) => OpenError(Error::new(ErrorCode::StateDiverged, why.clone())),
+            FatalError::FeatureLevel(why) => OpenError::feature_level(why.clone()),
             FatalError::Removed(why) => OpenError(Error::new(ErrorCode::MemberRemoved, why.clone())),
             fatal => OpenError(Error::new(ErrorCode::StorageFailed, fatal.to_string())),
         }
@@ -58,6 +62,7 @@ impl From<OpenLogError> for OpenError {
     fn from(error: OpenLogError) -> OpenError {
         let code = match &error {
             OpenLogError::Io { .. } | OpenLogError::InUse { .. } | OpenLogError::Thread(_) => ErrorCode::StorageFailed,
+            OpenLogError::FeatureLevel { .. } => ErrorCode::FeatureLevel,
             OpenLogError::Metrics(_) => ErrorCode::Internal,
             _ => ErrorCode::StorageCorrupt,
         };
@@ -89,6 +94,14 @@ pub(crate) fn reporter(
     (Box::new(report), closed)
 }
 
+/// What a log asks the machine of its entries.
+pub(crate) fn admits<M: StateMachine>(
+    machine: &Arc<M>,
+) -> Box<dyn Fn(&[u8]) -> Result<(), MachineError> + Send + Sync> {
+    let machine = machine.clone();
+    Box::new(move |payload| machine.admits(payload))
+}
+
 /// Puts a member together over an open log. `network` is made once the identity is known.
 pub(crate) async fn open<C, M, N>(
     options: Options,
@@ -116,6 +129,13 @@ where
     check_together(&options.data_dir, &identity, &log.report, &snapshots, starts_over.is_some())?;
     if let Some(anew) = starts_over {
         C::blocking(move || anew.done()).await.and_then(|done| done).map_err(OpenError::storage)?;
+    }
+    if let Some(snapshot) = snapshots.current() {
+        let admitted = machine.admits_state(&mut snapshot.reader());
+        admitted.map_err(|why| {
+            let path = snapshot.path().display();
+            OpenError::feature_level(format!("snapshot {path}: {why}; start the newer binary that wrote it"))
+        })?;
     }
     if let Some(at) = machine.applied() {
         return Err(OpenError::corrupt(format!("the state machine is not empty at the start: it stands at {at}")));

@@ -74,7 +74,7 @@ impl LastOne {
             return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
         }
         let disk = RocksDisk::open(&path)?;
-        let report = recover(&disk, &path)?;
+        let report = recover(&disk, &path, &|_| Ok(()))?;
         let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
         let snapshots =
             SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;

@@ -59,7 +59,7 @@ pub fn is_vacant(data_dir: &Path) -> Result<bool, OpenError> {
         return Ok(!data_dir.join(IDENTITY).exists());
     }
     let disk = RocksDisk::open(&log)?;
-    if !recover(&disk, &log)?.is_pristine() {
+    if !recover(&disk, &log, &|_| Ok(()))?.is_pristine() {
         return Ok(false);
     }
     let snapshots = SnapshotStore::open(&data_dir.join(SNAPSHOTS), Agreement::Majority).map_err(OpenError::storage)?;

@@ -13,6 +13,11 @@ use crate::options::Member;
 /// How long one member is waited for.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
+/// The highest feature level that a member's binary knows (M6); those that do not say so know the first.
+pub(crate) fn announced(answer: &v1::HandshakeResponse) -> u16 {
+    u16::try_from(answer.feature_level).unwrap_or(u16::MAX).max(1)
+}
+
 /// All at once; each answers within [`ANSWER_LIMIT`] or counts as unreachable.
 pub(crate) async fn roll_call<'m, C: Host, N: Network>(
     network: &N,

@@ -40,6 +40,20 @@ pub struct NodeStatus {
     pub quorum_confirmed_ago: Option<Duration>,
     /// Voters and learners.
     pub members: Vec<MemberStatus>,
+    /// Time since a leader was heard; none: never since the start. None on a leader.
+    pub leader_heard_ago: Option<Duration>,
+    /// Last entry that the leader said is committed, since it committed one of its own term; 0: not heard yet.
+    pub leader_committed_index: u64,
+    /// Age of the oldest entry that is known to be committed and not applied here, counted on this member's monotonic clock
+    /// from when it first heard of it; zero on a leader, none while nothing is known.
+    pub lag: Option<Duration>,
+    /// Whether this member applied all that the leader had committed at some moment since the start, and fell never further
+    /// behind than [`LAG_MAX`](crate::LAG_MAX) since.
+    pub was_level: bool,
+    /// Age of the current snapshot's file by the wall clock, for people.
+    pub snapshot_age: Option<Duration>,
+    /// Longest silence of a leader that counts as its presence.
+    pub leader_silence_max: Duration,
     /// Whether this member takes part in elections yet.
     pub fenced: bool,
     /// What the start still waits for, in words.
@@ -62,13 +76,41 @@ pub struct MemberStatus {
 }
 
 impl NodeStatus {
-    /// Whether this member could lead without loss: it leads, or is a standby that applied all it knows committed.
-    pub fn promotable(&self) -> bool {
-        let caught_up = self.applied_index >= self.committed_index;
-        self.fatal.is_none()
-            && !self.fenced
-            && caught_up
-            && matches!(self.leadership.role, Role::Leader | Role::Standby | Role::Candidate)
+    /// Whether this member could lead without losing what was acknowledged, or why not. A standby says yes once it was level
+    /// with a leader that it hears.
+    pub fn promotable(&self) -> Result<(), String> {
+        if let Some(fatal) = &self.fatal {
+            return Err(fatal.clone());
+        }
+        match self.leadership.role {
+            Role::Leader => return Ok(()),
+            Role::Recovering => {
+                return Err(self.waiting_for.clone().unwrap_or_else(|| "it is starting".to_owned()));
+            }
+            Role::Learner => return Err("it is a learner: it has no vote before it holds the log".to_owned()),
+            Role::Standby | Role::Candidate => {}
+        }
+        if self.fenced {
+            return Err("it restarted, and keeps out of elections until earlier leases have run out".to_owned());
+        }
+        let Some(silent) = self.leader_heard_ago else {
+            return Err("it has not heard a leader since it started".to_owned());
+        };
+        if silent > self.leader_silence_max {
+            let ms = silent.as_millis();
+            return Err(format!("it heard its leader {ms} ms ago: what was committed since is not known here"));
+        }
+        if !self.was_level {
+            return Err(match self.leader_committed_index {
+                0 => "the leader has not told yet what is committed".to_owned(),
+                committed => format!(
+                    "it was never level with the leader, or fell too far behind: it applied entry {} of {committed}, and is {} ms behind",
+                    self.applied_index,
+                    self.lag.unwrap_or_default().as_millis()
+                ),
+            });
+        }
+        Ok(())
     }
 }
 

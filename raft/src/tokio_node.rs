@@ -39,7 +39,7 @@ async fn open_here<M: StateMachine>(
 ) -> Result<Node<M>, crate::open::OpenError> {
     use crate::failure::Failure;
     use crate::log::{Flushing, LogOptions, LogStore};
-    use crate::open::{OpenError, OpenLog, open, reporter};
+    use crate::open::{OpenError, OpenLog, admits, open, reporter};
 
     /// Newest log entries kept in memory for followers and the apply task.
     const LOG_CACHE_BYTES: usize = 32 << 20;
@@ -49,8 +49,9 @@ async fn open_here<M: StateMachine>(
     let failure = std::sync::Arc::new(Failure::new());
     let registry = prometheus::Registry::new();
     let (fatal, closed) = reporter(&failure);
-    let log_options = LogOptions { flushing: Flushing::Thread, cache_bytes: LOG_CACHE_BYTES, fatal };
     crate::unfinished::Unfinished::refuse(&options.data_dir)?;
+    let admits = admits(&machine);
+    let log_options = LogOptions { flushing: Flushing::Thread, cache_bytes: LOG_CACHE_BYTES, admits, fatal };
     let (store, report) = LogStore::open_rocks(&options.data_dir.join("log"), log_options, &registry)?;
     let log = OpenLog { store, report, failure, registry, closed };
     let profile = options.election;

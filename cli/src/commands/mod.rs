@@ -7,6 +7,7 @@ pub mod dev;
 pub mod doctor;
 pub mod drill;
 pub mod explain;
+pub mod feature_level;
 pub mod get;
 pub mod hot;
 pub mod ls;

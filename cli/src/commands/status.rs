@@ -1,7 +1,7 @@
 //! `tidepool status`: the quorum, the nodes and the capacity in one screen, and the one next step.
 
 use serde_json::{Value, json};
-use tidepool_proto::v1::StatusResponse;
+use tidepool_proto::v1::{SnapshotStatus, StatusResponse};
 use tidepool_proto::{ClusterId, SegmentId};
 
 use super::Context;
@@ -64,6 +64,11 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
             answers.len()
         );
     }
+    if let Some(step) =
+        raise_step(answers, leader).filter(|_| matches!(leader.next_step.as_str(), "" | "nothing to do"))
+    {
+        return step;
+    }
     if !leader.next_step.is_empty() {
         return leader.next_step.clone();
     }
@@ -78,6 +83,22 @@ pub fn next_step(answers: &[Answer], leader: Option<&StatusResponse>) -> String 
         return "nothing to do; this quorum of one does not survive the loss of its master".to_owned();
     }
     "nothing to do".to_owned()
+}
+
+/// Every master runs a binary that knows a higher feature level than the cluster is at.
+fn raise_step(answers: &[Answer], leader: &StatusResponse) -> Option<String> {
+    let level_of = |id: u64| {
+        let own = answers.iter().filter_map(|answer| answer.status.as_ref().ok());
+        own.filter(|status| admin::own_node_id(status) == id).map(|status| status.feature_level_max.max(1)).next()
+    };
+    let known: Option<Vec<u32>> = leader.members.iter().map(|member| level_of(member.node_id)).collect();
+    let (lowest, present) = (known?.into_iter().min()?, leader.feature_level.max(1));
+    (lowest > present).then(|| {
+        format!(
+            "all masters know feature level {lowest}, the cluster is at {present}: once you are sure not to go back to the \
+             release before, run tidepool feature-level raise"
+        )
+    })
 }
 
 fn screen(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> String {
@@ -110,7 +131,18 @@ fn screen(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> St
 }
 
 fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
-    let mut table = Table::new(&["master", "address", "role", "term", "applied", "behind", "promotable", "heard"]);
+    let mut table = Table::new(&[
+        "master",
+        "address",
+        "role",
+        "term",
+        "applied",
+        "behind",
+        "lag",
+        "promotable",
+        "heard",
+        "snapshot",
+    ]);
     for answer in answers {
         match &answer.status {
             Ok(status) => {
@@ -130,17 +162,38 @@ fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
                     status.term.to_string(),
                     status.applied_index.to_string(),
                     last.saturating_sub(status.applied_index).to_string(),
-                    if status.promotable { "yes" } else { "no" }.to_owned(),
+                    status.lag_ms.map_or("?".to_owned(), |ms| format!("{ms} ms")),
+                    promotable(status),
                     heard,
+                    status.snapshot.as_ref().map_or_else(|| "-".to_owned(), published),
                 ]);
             }
             Err(_) => {
-                let cells = ["?", &answer.address.to_string(), "unreachable", "-", "-", "-", "-", "-"];
+                let cells = ["?", &answer.address.to_string(), "unreachable", "-", "-", "-", "-", "-", "-"];
                 table.row(cells.map(str::to_owned));
             }
         }
     }
     table
+}
+
+fn promotable(status: &StatusResponse) -> String {
+    match (status.promotable, status.not_promotable_because.as_str()) {
+        (true, _) => "yes".to_owned(),
+        (false, "") => "no".to_owned(),
+        (false, why) => format!("no: {why}"),
+    }
+}
+
+/// What a master published last, and how long ago.
+fn published(snapshot: &SnapshotStatus) -> String {
+    let age = || show_duration(std::time::Duration::from_secs(snapshot.age_ms / 1000));
+    let what = match (snapshot.url.as_str(), snapshot.published_index) {
+        ("", _) => return "-".to_owned(),
+        (_, 0) => "none yet".to_owned(),
+        (_, index) => format!("{index}, {} ago", age()),
+    };
+    if snapshot.last_error.is_empty() { what } else { format!("{what}; failing") }
 }
 
 fn nodes_table(leader: &StatusResponse) -> Table {
@@ -179,6 +232,14 @@ fn as_json(answers: &[Answer], leader: Option<&StatusResponse>, step: &str) -> V
                 "committed_index": status.committed_index, "applied_index": status.applied_index,
                 "purged_index": status.purged_index, "snapshot_index": status.snapshot_index,
                 "state_digest": hex(&status.state_digest), "promotable": status.promotable,
+                "not_promotable_because": status.not_promotable_because, "lag_ms": status.lag_ms,
+                "leader_index": status.leader_last_log_index, "objects": status.objects,
+                "snapshot_age_ms": status.snapshot_age_ms, "feature_level": status.feature_level,
+                "feature_level_max": status.feature_level_max,
+                "snapshot": status.snapshot.as_ref().map(|snapshot| json!({
+                    "url": snapshot.url, "published_index": snapshot.published_index, "age_ms": snapshot.age_ms,
+                    "bytes": snapshot.bytes, "location": snapshot.location, "last_error": snapshot.last_error,
+                })),
             }),
             Err(error) => json!({
                 "address": answer.address.to_string(), "reachable": false, "error": error.message(),
@@ -268,7 +329,17 @@ mod tests {
         assert!(step(&answers).contains("datanode 9 at d:1"));
         answers[0].status.as_mut().unwrap().nodes[0].suspect = false;
         assert_eq!(step(&answers), "nothing to do");
+        for (answer, level) in answers.iter_mut().zip([2, 2, 1]) {
+            answer.status.as_mut().unwrap().feature_level_max = level;
+        }
+        assert_eq!(step(&answers), "nothing to do", "one master is older");
+        answers[2].status.as_mut().unwrap().feature_level_max = 2;
+        assert!(step(&answers).contains("feature-level raise"), "{}", step(&answers));
+        answers[0].status.as_mut().unwrap().feature_level = 2;
+        assert_eq!(step(&answers), "nothing to do");
+        answers[1].status.as_mut().unwrap().not_promotable_because = "it is a learner".into();
         let text = screen(&answers, admin::leader(&answers).map(|(_, status)| status), "x");
         assert!(text.contains("next step: x") && text.contains("d:1") && text.contains("leader"), "{text}");
+        assert!(text.contains("no: it is a learner"), "{text}");
     }
 }

@@ -67,11 +67,16 @@ pub struct Role {
 impl Role {
     /// Starts `tidepool ARGUMENTS --port-file ...` with its log in `directory`.
     pub fn start(directory: &Path, name: &str, arguments: &[&str]) -> Role {
+        Role::start_with(directory, name, arguments, &[])
+    }
+
+    /// As [`Role::start`], with more environment.
+    pub fn start_with(directory: &Path, name: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Role {
         let port_file = directory.join(format!("{name}.ports"));
         let log = directory.join(format!("{name}.log"));
         let file = std::fs::File::create(&log).expect("log file");
         let mut command = tidepool();
-        command.env("TMPDIR", directory.join("tmp"));
+        command.env("TMPDIR", directory.join("tmp")).envs(environment.iter().copied());
         command.args(arguments).arg("--port-file").arg(&port_file).stdout(Stdio::null()).stderr(file);
         Role { child: command.spawn().expect("the role starts"), port_file, log }
     }

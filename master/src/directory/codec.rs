@@ -65,6 +65,7 @@ mod tag {
     pub(super) const CLEAR_REPLICAS: u8 = 33;
     /// As COPY_START, which is no longer written, with the number of replicas it may make.
     pub(super) const COPY_START_UP_TO: u8 = 34;
+    pub(super) const RAISE_FEATURE_LEVEL: u8 = 35;
 }
 
 /// Ops being gathered into an entry. Ops may be encoded elsewhere (`encode_op`) and only copied here.
@@ -129,14 +130,7 @@ impl<'a> Entry<'a> {
     /// Decodes an entry, borrowing from its bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<Entry<'a>, DecodeError> {
         let mut reader = Reader::new(bytes);
-        let version = reader.byte("entry version")?;
-        if version != ENTRY_VERSION {
-            return Err(DecodeError::Unknown { what: "entry version", value: version.into() });
-        }
-        let feature_level = u16::from_le_bytes(reader.array("feature level")?);
-        if feature_level > FEATURE_LEVEL {
-            return Err(DecodeError::FeatureLevel(feature_level));
-        }
+        let feature_level = read_head(&mut reader)?;
         let log_time = LogTime(u64::from_le_bytes(reader.array("log time")?));
         let count = usize::from(u16::from_le_bytes(reader.array("op count")?));
         if count > OPS_PER_ENTRY_MAX {
@@ -150,6 +144,11 @@ impl<'a> Entry<'a> {
         Ok(Entry { feature_level, log_time, ops })
     }
 
+    /// Whether this binary can apply an entry, by its head alone (M6).
+    pub fn admit(bytes: &[u8]) -> Result<(), DecodeError> {
+        read_head(&mut Reader::new(bytes)).map(drop)
+    }
+
     /// Encodes the whole entry.
     pub fn encode(&self) -> Result<Bytes, Error> {
         let mut builder = EntryBuilder::new(self.feature_level);
@@ -158,6 +157,19 @@ impl<'a> Entry<'a> {
         }
         Ok(builder.finish(self.log_time))
     }
+}
+
+/// Version and feature level, if this binary has both.
+fn read_head(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
+    let version = reader.byte("entry version")?;
+    if version != ENTRY_VERSION {
+        return Err(DecodeError::Unknown { what: "entry version", value: version.into() });
+    }
+    let feature_level = u16::from_le_bytes(reader.array("feature level")?);
+    if feature_level > FEATURE_LEVEL {
+        return Err(DecodeError::FeatureLevel(feature_level));
+    }
+    Ok(feature_level)
 }
 
 /// Appends one op's encoding.
@@ -306,6 +318,10 @@ pub fn encode_op(op: &Op<'_>, out: &mut Vec<u8>) {
             out.push(tag::BEGIN_HISTORY);
             out.extend_from_slice(&cluster.0);
             out.extend_from_slice(&history.0.to_le_bytes());
+        }
+        Op::RaiseFeatureLevel { level } => {
+            out.push(tag::RAISE_FEATURE_LEVEL);
+            out.extend_from_slice(&level.to_le_bytes());
         }
         Op::Audit => out.push(tag::AUDIT),
     }
@@ -499,6 +515,7 @@ fn decode_op<'a>(reader: &mut Reader<'a>) -> Result<Op<'a>, DecodeError> {
         tag::BEGIN_HISTORY => Op::BeginHistory {
             before: (ClusterId(reader.array("cluster uuid")?), History(u64::from_le_bytes(reader.array("history")?))),
         },
+        tag::RAISE_FEATURE_LEVEL => Op::RaiseFeatureLevel { level: u16::from_le_bytes(reader.array("feature level")?) },
         tag::AUDIT => Op::Audit,
         tag::CHECKPOINT => Op::Checkpoint {
             index: reader.varint("checkpoint index")?,

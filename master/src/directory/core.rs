@@ -5,7 +5,7 @@ use super::audit::{Auditor, ObjectSums, Parts};
 use super::copies::Copies;
 use super::digest::{Digest, Sign};
 use super::groups::Groups;
-use super::limits::ConfigState;
+use super::limits::{ConfigState, FEATURE_LEVEL_FIRST};
 use super::nodes::Nodes;
 use super::objects::{Location, Record};
 use super::op::{Contact, SessionId, SoftPinAction, TenantId, Token};
@@ -25,6 +25,8 @@ pub(super) struct Core {
     /// (index, term) of the last applied entry. Not in the digest: apply decides nothing by it.
     pub(super) applied: Option<(u64, u64)>,
     pub(super) clock: LogTime,
+    /// What the log may hold (M6). In the digest from the second on.
+    pub(super) feature_level: u16,
     pub(super) config: ConfigState,
     pub(super) checkpoint: Option<(u64, u128)>,
     /// The clusters that this directory was in before.
@@ -87,6 +89,7 @@ impl Core {
         Core {
             applied: None,
             clock: LogTime(0),
+            feature_level: FEATURE_LEVEL_FIRST,
             config,
             checkpoint: None,
             ancestors: Arc::default(),
@@ -165,6 +168,13 @@ impl Core {
             self.clock = to;
             self.digest.add(|c| c.clock(self.clock));
         }
+    }
+
+    /// Raises the feature level (M6).
+    pub(super) fn set_feature_level(&mut self, level: u16) {
+        self.digest.sub(|c| c.feature_level(self.feature_level));
+        self.feature_level = level;
+        self.digest.add(|c| c.feature_level(self.feature_level));
     }
 
     /// Puts a replica's extent aside.

@@ -13,7 +13,7 @@ use super::space::{Retired, Segment, Space};
 use super::tasks::Task;
 use super::tenants::Tenant;
 use super::{
-    limits::{Config, ConfigState},
+    limits::{Config, ConfigState, FEATURE_LEVEL_FIRST},
     nodes::Node,
     objects::{Record, SegmentSlot},
 };
@@ -75,10 +75,11 @@ impl Sign {
 pub(super) struct Canonical(Vec<u8>);
 
 impl Canonical {
+    /// A record of nothing counts for nothing.
     pub(super) fn hash(&mut self, fill: impl FnOnce(&mut Canonical)) -> u128 {
         self.0.clear();
         fill(self);
-        xxh3_128(&self.0)
+        if self.0.is_empty() { 0 } else { xxh3_128(&self.0) }
     }
 
     fn kind(&mut self, kind: Kind) {
@@ -97,6 +98,14 @@ impl Canonical {
     pub(super) fn clock(&mut self, clock: LogTime) {
         self.kind(Kind::Clock);
         self.number(clock.0);
+    }
+
+    /// Nothing at the first level, whose binaries do not know of levels.
+    pub(super) fn feature_level(&mut self, level: u16) {
+        if level > FEATURE_LEVEL_FIRST {
+            self.kind(Kind::FeatureLevel);
+            self.number(level.into());
+        }
     }
 
     pub(super) fn config(&mut self, state: &ConfigState) {
@@ -304,7 +313,8 @@ enum Kind {
     Copy = 13,
     Task = 14,
     NextTenant = 15,
-    Ancestor = 16,
+    FeatureLevel = 16,
+    Ancestor = 17,
 }
 
 /// An answer as a number of its kind and one more.

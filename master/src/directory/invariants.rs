@@ -25,6 +25,7 @@ pub(super) fn rest_digest(core: &Core) -> u128 {
     let mut digest = Digest::default();
     digest.add(|c| c.clock(core.clock));
     digest.add(|c| c.config(&core.config));
+    digest.add(|c| c.feature_level(core.feature_level));
     if let Some((index, sum)) = core.checkpoint {
         digest.add(|c| c.checkpoint(index, sum));
     }

@@ -5,8 +5,13 @@
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{Error, ErrorCode, LogTime};
 
-/// Feature level whose rules this binary applies. Entries above it are refused before they are applied (M6).
-pub const FEATURE_LEVEL: u16 = 1;
+/// The highest feature level that this binary knows. Entries and images above it are refused before anything of them is
+/// acknowledged or applied (M6).
+pub const FEATURE_LEVEL: u16 = 2;
+/// Feature level of an empty directory: what every binary knows.
+pub const FEATURE_LEVEL_FIRST: u16 = 1;
+/// Feature level of a directory that goes on in another cluster; one that does begins at it at least.
+pub const HISTORIES_FEATURE_LEVEL: u16 = 2;
 /// Shards of the key space.
 pub const SHARDS: usize = 1 << SHARD_BITS;
 /// Width of a shard number.

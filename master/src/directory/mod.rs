@@ -44,8 +44,8 @@ pub use ancestors::{Ancestor, Ancestors};
 pub use audit::{AuditProgress, STEP_ITEMS as AUDIT_STEP_ITEMS, Violation, ViolationKind};
 pub use codec::{DecodeError, EntryBuilder, encode_op};
 pub use eviction::Neighbourhood;
-pub use image::{FORMAT_VERSION, FrozenDirectory, Manifest, Part, RestoreError};
-pub use limits::{Config, ConfigState, FEATURE_LEVEL, Strategy};
+pub use image::{FORMAT_VERSION, FrozenDirectory, Manifest, Part, RestoreError, admit_image};
+pub use limits::{Config, ConfigState, FEATURE_LEVEL, FEATURE_LEVEL_FIRST, Strategy};
 pub use op::{
     ClearReplicas, Contact, CopyStart, CreateTask, DataType, Entry, Op, PutEnd, PutStart, Quota, Remove, ReplicaEnd,
     ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, Statuses, TaskId, TaskKind, TenantId, Token,
@@ -113,6 +113,11 @@ impl Directory {
     /// Log time of the last applied entry.
     pub fn log_time(&self) -> LogTime {
         self.core.read().clock
+    }
+
+    /// What the log may hold (M6).
+    pub fn feature_level(&self) -> u16 {
+        self.core.read().feature_level
     }
 
     /// The state digest (M2): equal at equal applied indexes on every master.

@@ -2,7 +2,7 @@
 //!
 //! Keys and names borrow from the entry's bytes; see `codec` for the encoding.
 
-use super::limits::Config;
+use super::limits::{Config, FEATURE_LEVEL_FIRST};
 use super::tasks::TaskState;
 use smallvec::SmallVec;
 use tidepool_proto::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
@@ -438,11 +438,29 @@ pub enum Op<'a> {
         /// Cluster and history that the directory was in.
         before: (ClusterId, History),
     },
+    /// From here on the log may hold what came with this level; binaries that do not know it take part no more (M6).
+    RaiseFeatureLevel {
+        /// Above the present one.
+        level: u16,
+    },
     /// Every master recomputes a bounded part of its state and compares it with what it keeps up (M2). Changes nothing.
     Audit,
 }
 
 impl Op<'_> {
+    /// The feature level that brought it: a state below it refuses it, the raise itself aside (M6).
+    pub fn level(&self) -> u16 {
+        match self {
+            Op::RaiseFeatureLevel { level } => *level,
+            _ => FEATURE_LEVEL_FIRST,
+        }
+    }
+
+    /// Whether a state of this level applies it.
+    pub fn is_allowed_at(&self, state: u16) -> bool {
+        matches!(self, Op::RaiseFeatureLevel { .. }) || self.level() <= state
+    }
+
     /// Name for logs and metrics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -475,6 +493,7 @@ impl Op<'_> {
             Op::SetConfig(_) => "set_config",
             Op::Checkpoint { .. } => "checkpoint",
             Op::BeginHistory { .. } => "begin_history",
+            Op::RaiseFeatureLevel { .. } => "raise_feature_level",
             Op::Audit => "audit",
         }
     }

@@ -170,6 +170,6 @@ pub enum Outcome {
         /// How many ended.
         sessions: u64,
     },
-    /// SetContact, SetConfig, SetPin, DropTenant, EndTask, Checkpoint, Audit.
+    /// SetContact, SetConfig, SetPin, DropTenant, EndTask, Checkpoint, RaiseFeatureLevel, Audit.
     Done,
 }

@@ -10,7 +10,7 @@ use super::core::{Service, unexpected};
 use super::logging::LogFilter;
 use super::refusal;
 use super::status::status;
-use super::{hot, members, recency, snapshots, tasks, tenants};
+use super::{hot, level, members, recency, snapshots, tasks, tenants};
 use crate::directory::{Op, Outcome};
 
 /// Longest wait for an index.
@@ -196,6 +196,13 @@ impl v1::admin_service_server::AdminService for AdminFace {
     ) -> Result<Response<v1::TakeSnapshotResponse>, Status> {
         let limit = Duration::from_millis(u64::from(request.get_ref().remaining_ms)).min(SNAPSHOT_WAIT_MAX);
         Ok(Response::new(snapshots::on_demand(&self.service, limit).await))
+    }
+
+    async fn feature_level(
+        &self,
+        request: Request<v1::FeatureLevelRequest>,
+    ) -> Result<Response<v1::FeatureLevelResponse>, Status> {
+        Ok(Response::new(level::answer(&self.service, request.get_ref()).await))
     }
 
     async fn share_recency(

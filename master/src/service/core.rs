@@ -22,6 +22,7 @@ use super::recency::Standbys;
 use super::refusal;
 use super::snapshots::Snapshots;
 use super::tenure::Tenure;
+use crate::directory::limits::ANCESTORS_MAX;
 use crate::directory::{Ancestors, Directory, Op, Outcome};
 
 /// Shared by every face of a master.
@@ -239,8 +240,9 @@ impl Service {
     fn check_caller(&self, request: &v1::HelloRequest) -> Result<(), Error> {
         let theirs = request.identity.as_ref();
         let was_ours = |theirs: &v1::Identity| {
-            request.known_history != 0
-                && self.directory().ancestors().names(&theirs.cluster_uuid, request.known_history)
+            let ancestors = self.directory().ancestors();
+            let of_us = |one: &v1::Ancestor| ancestors.names(&one.cluster_uuid, one.history);
+            !theirs.cluster_uuid.is_empty() && request.lineage.iter().take(ANCESTORS_MAX).any(of_us)
         };
         match theirs.filter(|theirs| was_ours(theirs)) {
             Some(theirs) => {

@@ -9,12 +9,14 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidepool_proto::History;
-use tidepool_raft::{Frozen, LogPosition, MachineError, Node, StateMachine};
+use tidepool_raft::{Frozen, Levels, LogPosition, MachineError, Node, StateMachine};
 use tokio::sync::watch;
 
 use super::audit::AuditMetrics;
 use super::evictor::Evictor;
-use crate::directory::{Directory, Entry, FrozenDirectory, Op, Outcome, Violation, ViolationKind};
+use crate::directory::{
+    Directory, Entry, FEATURE_LEVEL, FrozenDirectory, Op, Outcome, Violation, ViolationKind, admit_image,
+};
 
 /// The Raft node of a master.
 pub type MasterNode = Node<Machine>;
@@ -166,6 +168,12 @@ impl StateMachine for Machine {
             let (ops, got) = (entry.ops.len(), outcomes.len());
             return Err(MachineError::new(format!("entry {at} has {ops} ops but {got} outcomes")));
         }
+        for (op, outcome) in entry.ops.iter().zip(&outcomes) {
+            // Ids would be taken for those of the wrong history.
+            if let (Op::BeginHistory { .. }, Outcome::Refused(error)) = (op, outcome) {
+                return Err(MachineError::new(format!("entry {at}: the history cannot begin: {error}")));
+            }
+        }
         #[cfg(test)]
         history.push((at.index, payload.to_vec(), outcomes.clone()));
         self.evictor.changed(self.directory.take_changes());
@@ -187,6 +195,18 @@ impl StateMachine for Machine {
         self.history.lock().push((at.index, Vec::new(), Vec::new()));
         self.directory.skip(at.index, at.term);
         self.advance(at);
+    }
+
+    fn admits(&self, payload: &[u8]) -> Result<(), MachineError> {
+        Entry::admit(payload).map_err(|e| MachineError::new(e.to_string()))
+    }
+
+    fn admits_state(&self, input: &mut dyn io::Read) -> Result<(), MachineError> {
+        admit_image(input).map(drop).map_err(|e| MachineError::new(e.to_string()))
+    }
+
+    fn levels(&self) -> Levels {
+        Levels { state: self.directory.feature_level(), binary: FEATURE_LEVEL }
     }
 
     fn applied(&self) -> Option<LogPosition> {

@@ -19,6 +19,7 @@ mod heat;
 mod hot;
 mod http;
 mod leases;
+mod level;
 mod liveness;
 mod logging;
 mod machine;

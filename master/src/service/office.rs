@@ -10,6 +10,7 @@ use tidepool_raft::Role;
 
 use super::core::{Service, unexpected};
 use super::heat::Heat;
+use super::level;
 use super::liveness::NodeTable;
 use super::options::DynamicReplication;
 use super::proposer::Proposer;
@@ -69,6 +70,10 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
     let (node, metrics, halt) = (service.node().clone(), service.metrics().clone(), service.halt().clone());
     let proposer = Proposer::start(node, term, clock, metrics, halt);
     let config = service.directory().config().config;
+    if config.secret == Secret::default() {
+        // The first leader of all; before it draws the secret, so that one that is cut short here leaves it to the next.
+        level::raise_at_birth(service, &proposer).await;
+    }
     let wanted = Config {
         lease_ttl_max_ms: service.options().lease_ttl_max.as_millis() as u64,
         put_start_discard_timeout_ms: service.options().put_start_discard_timeout.as_millis() as u64,

@@ -19,11 +19,12 @@ use super::metrics::ServiceMetrics;
 use super::options::{ENTRIES_IN_FLIGHT_MAX, ENTRY_BYTES_MAX, QUEUED_OPS_MAX};
 use super::refusal;
 use super::tenure::LogClock;
-use crate::directory::{EntryBuilder, FEATURE_LEVEL, Op, Outcome, encode_op};
+use crate::directory::{EntryBuilder, FEATURE_LEVEL_FIRST, Op, Outcome, encode_op};
 
 /// Handle to the proposer of one term.
 #[derive(Clone)]
 pub struct Proposer {
+    node: MasterNode,
     groups: mpsc::UnboundedSender<Group>,
     queued_ops: Arc<AtomicUsize>,
     halt: Halt,
@@ -34,6 +35,8 @@ struct Group {
     ops: Vec<u8>,
     /// Where each op ends in `ops`.
     ends: Vec<usize>,
+    /// Feature level that its entry must at least be stamped with.
+    level: u16,
     marks: Option<Arc<Marks>>,
     reply: oneshot::Sender<Result<Vec<Outcome>, Error>>,
 }
@@ -43,9 +46,9 @@ impl Proposer {
     pub fn start(node: MasterNode, term: u64, clock: LogClock, metrics: Arc<ServiceMetrics>, halt: Halt) -> Proposer {
         let (groups, receiver) = mpsc::unbounded_channel();
         let queued_ops = Arc::new(AtomicUsize::new(0));
-        let pump = Pump { node, term, clock, metrics, queued_ops: queued_ops.clone() };
+        let pump = Pump { node: node.clone(), term, clock, metrics, queued_ops: queued_ops.clone() };
         tokio::spawn(pump.run(receiver));
-        Proposer { groups, queued_ops, halt }
+        Proposer { node, groups, queued_ops, halt }
     }
 
     /// Proposes ops and waits until they are committed and applied here. Outcomes come in order, one an op.
@@ -83,6 +86,18 @@ impl Proposer {
         marks: Option<Arc<Marks>>,
     ) -> Result<oneshot::Receiver<Result<Vec<Outcome>, Error>>, Error> {
         self.halt.check(ops)?;
+        let state = self.node.machine().directory().feature_level();
+        if let Some(op) = ops.iter().find(|op| !op.is_allowed_at(state)) {
+            // Not even logged: binaries that do not know it may still be members.
+            let (name, level) = (op.name(), op.level());
+            return Err(Error::new(
+                ErrorCode::FeatureLevel,
+                format!(
+                    "{name} needs feature level {level}, the cluster is at {state}: raise it with tidepool feature-level raise"
+                ),
+            ));
+        }
+        let level = ops.iter().map(Op::level).fold(state, u16::max);
         let queued = self.queued_ops.fetch_add(ops.len(), Ordering::Relaxed) + ops.len();
         if queued > QUEUED_OPS_MAX {
             self.queued_ops.fetch_sub(ops.len(), Ordering::Relaxed);
@@ -99,7 +114,7 @@ impl Proposer {
             ends.push(encoded.len());
         }
         let (reply, wait) = oneshot::channel();
-        let group = Group { ops: encoded, ends, marks, reply };
+        let group = Group { ops: encoded, ends, level, marks, reply };
         self.groups.send(group).map_err(|_| Error::new(ErrorCode::NotLeader, "this master no longer leads"))?;
         Ok(wait)
     }
@@ -164,9 +179,11 @@ impl Pump {
 }
 
 impl Pump {
-    /// One entry of all groups' ops, stamped with log time.
+    /// One entry of all groups' ops, stamped with log time, and with the feature level of the state or of a raise (M6): a
+    /// member that does not know it refuses the entry before it acknowledges it.
     fn entry(&self, groups: &[Group]) -> Result<Bytes, Error> {
-        let mut entry = EntryBuilder::new(FEATURE_LEVEL);
+        let level = groups.iter().map(|group| group.level).max().unwrap_or(FEATURE_LEVEL_FIRST);
+        let mut entry = EntryBuilder::new(level);
         for group in groups {
             let mut from = 0;
             for &end in &group.ends {

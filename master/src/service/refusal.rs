@@ -61,6 +61,7 @@ pub fn membership(error: MembershipError) -> Error {
         }
         MembershipError::Invalid(_) => Error::new(ErrorCode::InvalidParams, message),
         MembershipError::IdUsed(_) => Error::new(ErrorCode::MemberIdUsed, message),
+        MembershipError::FeatureLevel(_) => Error::new(ErrorCode::FeatureLevel, message),
         MembershipError::AtRisk(_) => Error::new(ErrorCode::QuorumAtRisk, message),
         MembershipError::Changing(_) => Error::new(ErrorCode::MembershipChanging, message),
         MembershipError::Behind(_) => Error::new(ErrorCode::MemberBehind, message),

@@ -5,7 +5,7 @@ use tidepool_raft::{NodeStatus, Role};
 
 use super::core::Service;
 use super::gather;
-use crate::directory::Contact;
+use crate::directory::{Contact, FEATURE_LEVEL};
 
 /// Whether this master can do its work, for `/readyz`.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -18,12 +18,27 @@ pub struct Readiness {
     pub term: u64,
     /// Last entry applied here.
     pub applied_index: u64,
+    /// Last entry known here to be committed by a quorum.
+    pub committed_index: u64,
     /// Last entry the leader is known to have.
     pub leader_index: u64,
+    /// Age of the oldest entry that is known to be committed and not applied here, by this master's own clock from when it
+    /// first heard of it; 0 on a leader, null while nothing was heard.
+    pub lag_ms: Option<u64>,
+    /// Time since the leader was heard; null on a leader, and before any was.
+    pub leader_heard_ms: Option<u64>,
     /// Objects in this master's directory.
     pub objects: u64,
+    /// Last entry that the snapshot on this master's disk covers; 0: none.
+    pub snapshot_index: u64,
+    /// Age of that snapshot; null: none.
+    pub snapshot_age_ms: Option<u64>,
+    /// What the log may hold.
+    pub feature_level: u16,
     /// Can be promoted without losing an acknowledged mutation.
     pub promotable: bool,
+    /// Why not.
+    pub not_promotable_because: String,
     /// Whole passes of this master's auditor over its directory since it started.
     pub audit_passes: u64,
     /// Log index at which the last one ended.
@@ -47,15 +62,13 @@ pub fn readiness(service: &Service) -> Readiness {
     let leadership = &status.leadership;
     let has_leader = leadership.leader.is_some();
     let halted = service.halt().reason().map(|why| why.to_string());
-    let promotable = status.promotable() && status.applied_index > 0;
-    let (ready, reason) = match leadership.role {
-        _ if status.fatal.is_some() => (false, status.fatal.clone().unwrap_or_default()),
-        Role::Leader if halted.is_some() => (false, halted.unwrap_or_default()),
-        Role::Leader if in_office => (true, String::new()),
-        Role::Leader => (false, "taking office: the term's first entry is being applied".to_owned()),
-        Role::Standby if promotable && has_leader => (true, String::new()),
-        _ if status.waiting_for.is_some() => (false, status.waiting_for.clone().unwrap_or_default()),
-        Role::Standby if has_leader => (false, "catching up with the leader".to_owned()),
+    let promotable = status.promotable();
+    let (ready, reason) = match (leadership.role, &promotable) {
+        (Role::Leader, Ok(())) if halted.is_some() => (false, halted.unwrap_or_default()),
+        (Role::Leader, Ok(())) if in_office => (true, String::new()),
+        (Role::Leader, Ok(())) => (false, "taking office: the term's first entry is being applied".to_owned()),
+        (Role::Standby, Ok(())) if has_leader => (true, String::new()),
+        (_, Err(why)) if has_leader || status.fatal.is_some() || status.waiting_for.is_some() => (false, why.clone()),
         _ => (false, "no leader is known: is a majority of the members running and reachable?".to_owned()),
     };
     Readiness {
@@ -63,9 +76,16 @@ pub fn readiness(service: &Service) -> Readiness {
         role: leadership.role.name().to_owned(),
         term: leadership.term,
         applied_index: status.applied_index,
-        leader_index: status.last_log_index.max(status.committed_index),
+        committed_index: status.committed_index,
+        leader_index: status.last_log_index.max(status.committed_index).max(status.leader_committed_index),
+        lag_ms: status.lag.map(|lag| lag.as_millis() as u64),
+        leader_heard_ms: status.leader_heard_ago.map(|ago| ago.as_millis() as u64),
         objects: service.directory().counts().objects,
-        promotable,
+        snapshot_index: status.snapshot_index,
+        snapshot_age_ms: status.snapshot_age.map(|age| age.as_millis() as u64),
+        feature_level: service.directory().feature_level(),
+        promotable: promotable.is_ok(),
+        not_promotable_because: promotable.err().unwrap_or_default(),
         audit_passes: audit.passes,
         audit_last_pass_index: audit.last_pass_index,
         audit_violations: audit.violations,
@@ -122,8 +142,13 @@ pub fn status(service: &Service) -> v1::StatusResponse {
         leases: tenure.as_ref().map_or(0, |t| t.leases.len() as u64),
         grants_open: counts.processing,
         promotable: readiness.promotable,
+        not_promotable_because: readiness.not_promotable_because.clone(),
+        lag_ms: readiness.lag_ms,
+        snapshot_age_ms: readiness.snapshot_age_ms,
         next_step: String::new(),
         snapshot: Some(service.snapshots().status()),
+        feature_level: service.directory().feature_level().into(),
+        feature_level_max: FEATURE_LEVEL.into(),
     };
     let missing = gather::missing(service);
     response.next_step = match missing.first() {

@@ -21,6 +21,8 @@ pub mod policy;
 mod publish;
 mod retention;
 mod s3;
+#[cfg(test)]
+mod s3_tests;
 mod store;
 #[cfg(test)]
 mod tests;

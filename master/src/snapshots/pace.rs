@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes handed on at once; small enough that a stop or the limit is noticed soon.
 const STEP_BYTES: usize = 1 << 20;
+/// Pieces into which a second's bytes are divided at least.
+const STEPS_PER_SECOND: u64 = 16;
 /// Longest sleep before a stop is looked for again.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -63,7 +65,11 @@ impl Read for Paced {
                 self.pace.check()?;
             }
         }
-        let step = out.len().min(STEP_BYTES);
+        let step = match self.pace.bytes_per_second {
+            0 => STEP_BYTES,
+            rate => STEP_BYTES.min(usize::try_from(rate / STEPS_PER_SECOND).unwrap_or(STEP_BYTES).max(1)),
+        };
+        let step = out.len().min(step);
         let read = self.input.read(&mut out[..step])?;
         self.read += read as u64;
         Ok(read)

@@ -29,6 +29,16 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const RETRIES: usize = 4;
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 const DEFAULT_REGION: &str = "us-east-1";
+/// Says that the store asks for no signature.
+const UNSIGNED: &str = "AWS_SKIP_SIGNATURE";
+/// One of these says where the credentials come from.
+const CREDENTIALS: [&str; 5] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    UNSIGNED,
+];
 
 /// Runs the requests of one store. Apart from the callers, which are no async tasks.
 struct Engine {
@@ -66,11 +76,13 @@ pub(super) struct Limits {
     pub(super) request: Duration,
     pub(super) retries: usize,
     pub(super) retry: Duration,
+    /// Requests without a signature: only for a store that asks for none.
+    pub(super) is_unsigned: bool,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { request: REQUEST_LIMIT, retries: RETRIES, retry: RETRY_LIMIT }
+        Limits { request: REQUEST_LIMIT, retries: RETRIES, retry: RETRY_LIMIT, is_unsigned: false }
     }
 }
 
@@ -90,14 +102,23 @@ impl S3Store {
             .with_allow_http(is_plain);
         let backoff = BackoffConfig { max_backoff: limits.retry / 4, ..BackoffConfig::default() };
         let retry = RetryConfig { backoff, max_retries: limits.retries, retry_timeout: limits.retry };
-        let mut builder =
-            AmazonS3Builder::from_env().with_client_options(client).with_retry(retry).with_bucket_name(&bucket.name);
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        if bucket.endpoint.is_some() && !limits.is_unsigned && !CREDENTIALS.iter().any(|name| is_set(name)) {
+            // Else the crate looks for those of a machine at AWS, which is not where the store is.
+            let why = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+            return Err(StoreError::new(url, io::Error::new(io::ErrorKind::PermissionDenied, why)));
+        }
+        let mut builder = AmazonS3Builder::from_env()
+            .with_skip_signature(limits.is_unsigned || is_set(UNSIGNED))
+            .with_client_options(client)
+            .with_retry(retry)
+            .with_bucket_name(&bucket.name);
         if let Some(endpoint) = &bucket.endpoint {
             builder = builder.with_endpoint(endpoint);
         }
         match &bucket.region {
             Some(region) => builder = builder.with_region(region),
-            None if std::env::var_os("AWS_REGION").or_else(|| std::env::var_os("AWS_DEFAULT_REGION")).is_none() => {
+            None if !is_set("AWS_REGION") && !is_set("AWS_DEFAULT_REGION") => {
                 builder = builder.with_region(DEFAULT_REGION);
             }
             None => {}

@@ -64,7 +64,7 @@ impl Quorum {
             identity: Some(v1::Identity { protocol_version: PROTOCOL_VERSION, ..Default::default() }),
             client_uuid: rand::random::<[u8; 16]>().to_vec().into(),
             host_id: String::new(),
-            known_history: 0,
+            lineage: Vec::new(),
         };
         match client.ask(Ask::Hello(hello)).await {
             Ok(Answer::Hello(hello)) => client.session = hello.session_id,

@@ -49,6 +49,16 @@ pub enum OpenLogError {
         /// What is wrong.
         detail: String,
     },
+    /// An entry was written under a feature level that this binary does not have.
+    #[error("raft log at {}, entry {index}: {detail}; start the newer binary that wrote it", path.display())]
+    FeatureLevel {
+        /// The directory.
+        path: PathBuf,
+        /// The entry.
+        index: u64,
+        /// The state machine's words.
+        detail: String,
+    },
     /// Another process has it open.
     #[error("raft log at {} is open in another process; stop that one, or give this node a data directory of its own", path.display())]
     InUse {

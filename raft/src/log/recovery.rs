@@ -8,7 +8,8 @@ use bytes::Bytes;
 use super::disk::{Disk, Write};
 use super::error::OpenLogError;
 use crate::codec::{self, CodecError, Message};
-use crate::types::{Entry, LogId, Vote, log_id, term_of};
+use crate::machine::MachineError;
+use crate::types::{Entry, EntryPayload, LogId, Vote, log_id, term_of};
 
 /// What a store held when it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,8 +61,11 @@ struct Fault {
     end: u64,
 }
 
-/// Reads everything, cuts off a torn tail, and refuses what a crash cannot explain.
-pub(crate) fn recover(disk: &dyn Disk, path: &Path) -> Result<OpenReport, OpenLogError> {
+/// Whether this binary can apply a payload (M6).
+pub(crate) type Admits<'a> = &'a dyn Fn(&[u8]) -> Result<(), MachineError>;
+
+/// Reads everything, cuts off a torn tail, and refuses what a crash cannot explain, and what this binary could not apply.
+pub(crate) fn recover(disk: &dyn Disk, path: &Path, admits: Admits<'_>) -> Result<OpenReport, OpenLogError> {
     let io_error = |error: io::Error| OpenLogError::Io { path: path.to_owned(), error };
     let state = disk.state().map_err(io_error)?;
     let mut report = OpenReport {
@@ -77,10 +81,15 @@ pub(crate) fn recover(disk: &dyn Disk, path: &Path) -> Result<OpenReport, OpenLo
 
     let mut fault: Option<Fault> = None;
     let mut newer: Option<CodecError> = None;
+    let mut unsupported: Option<String> = None;
     let mut expected = report.first;
     let scanned = disk.scan(report.first, &mut |index, frame| {
         let bytes = frame.len() as u64;
-        let read = check(index, frame, report.last);
+        let read = check(index, frame, report.last, admits);
+        if let Err(Wrong::Unsupported(error)) = &read {
+            unsupported = Some(error.to_string());
+            return Err(io::Error::other("above this binary's feature level"));
+        }
         if let Err(Wrong::Codec(error @ CodecError::Version { .. })) = &read {
             newer = Some(error.clone());
             return Err(io::Error::other("newer version"));
@@ -115,6 +124,9 @@ pub(crate) fn recover(disk: &dyn Disk, path: &Path) -> Result<OpenReport, OpenLo
         Ok(())
     });
 
+    if let Some(detail) = unsupported {
+        return Err(OpenLogError::FeatureLevel { path: path.to_owned(), index: expected, detail });
+    }
     if let Some(error) = newer {
         return Err(OpenLogError::StorageCorrupt {
             index: expected,
@@ -167,14 +179,20 @@ pub(crate) fn recover(disk: &dyn Disk, path: &Path) -> Result<OpenReport, OpenLo
 enum Wrong {
     #[error(transparent)]
     Codec(#[from] CodecError),
+    #[error(transparent)]
+    Unsupported(MachineError),
     #[error("it says it is {said}")]
     Displaced { said: LogId },
     #[error("its term {} is below {} of the entry before", term_of(.id), term_of(.before))]
     Unordered { id: LogId, before: LogId },
 }
 
-fn check(index: u64, frame: Bytes, before: Option<LogId>) -> Result<LogId, Wrong> {
-    let id = codec::decode::<Entry>(frame)?.log_id;
+fn check(index: u64, frame: Bytes, before: Option<LogId>, admits: Admits<'_>) -> Result<LogId, Wrong> {
+    let entry = codec::decode::<Entry>(frame)?;
+    if let EntryPayload::Normal(payload) = &entry.payload {
+        admits(&payload.0).map_err(Wrong::Unsupported)?;
+    }
+    let id = entry.log_id;
     if id.index != index {
         return Err(Wrong::Displaced { said: id });
     }

@@ -22,6 +22,7 @@ use super::metrics::LogMetrics;
 use super::recovery::{OpenReport, recover};
 use super::state::{Done, State};
 use crate::host::Host;
+use crate::machine::MachineError;
 use crate::types::{Config, Entry, LogId, Vote};
 
 /// Bytes that one limited read returns, about: what one append request to a follower carries.
@@ -44,6 +45,8 @@ pub struct LogOptions {
     pub flushing: Flushing,
     /// Bytes of durable entries kept in memory, the newest ones; older ones are read from disk.
     pub cache_bytes: usize,
+    /// Whether this binary can apply a payload (M6): asked of every entry found on disk.
+    pub admits: Box<dyn Fn(&[u8]) -> Result<(), MachineError> + Send + Sync>,
     /// Told once of the failure that ended the store. The process must exit.
     pub fatal: Box<dyn Fn(LogFailure) + Send + Sync>,
 }
@@ -94,7 +97,7 @@ impl<C: Config> LogStore<C> {
         options: LogOptions,
         registry: &Registry,
     ) -> Result<(LogStore<C>, OpenReport), OpenLogError> {
-        let report = recover(disk.as_ref(), path)?;
+        let report = recover(disk.as_ref(), path, &options.admits)?;
         if let Some(torn) = &report.torn_tail {
             tracing::warn!(from = torn.from, entries = torn.entries, detail = %torn.detail,
                 "cut off a torn tail of the raft log; it was never acknowledged");

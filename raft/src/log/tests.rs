@@ -44,7 +44,7 @@ fn options(flushing: Flushing, cache_bytes: usize) -> (LogOptions, Failures) {
         let failures = failures.clone();
         Box::new(move |failure| failures.lock().push(failure))
     };
-    (LogOptions { flushing, cache_bytes, fatal }, failures)
+    (LogOptions { flushing, cache_bytes, admits: Box::new(|_| Ok(())), fatal }, failures)
 }
 
 /// A store of the simulation over `disk`; call inside its runtime.

@@ -15,7 +15,7 @@ use crate::host::Host;
 use crate::log::{Flushing, LogOptions, LogStore, SimulatedDisk, StoreId};
 use crate::machine::StateMachine;
 use crate::node::RaftNode;
-use crate::open::{OpenError, OpenLog, open, reporter};
+use crate::open::{OpenError, OpenLog, admits, open, reporter};
 use crate::options::{Member, Options};
 use crate::types::SimConfig;
 
@@ -114,12 +114,13 @@ impl<M: StateMachine> SimCluster<M> {
         let options = options.checked()?;
         let (failure, registry) = (Arc::new(Failure::new()), Registry::new());
         let (fatal, closed) = reporter(&failure);
-        let log_options = LogOptions { flushing: Flushing::Task, cache_bytes: CACHE_BYTES, fatal };
+        let machine = Arc::new((shared.machine)());
+        let admits = admits(&machine);
+        let log_options = LogOptions { flushing: Flushing::Task, cache_bytes: CACHE_BYTES, admits, fatal };
         let (store, report) = LogStore::open(Arc::new(disk), &dir, log_options, &registry)?;
         let log = OpenLog { store, report, failure, registry, closed };
         let world = shared.world.clone();
-        let node =
-            open(options, Arc::new((shared.machine)()), log, |identity| SimNetwork::new(id, identity, world)).await?;
+        let node = open(options, machine, log, |identity| SimNetwork::new(id, identity, world)).await?;
         shared.world.listen(id, own.address.to_string(), node.inbound());
         shared.nodes.lock().insert(id, node.clone());
         Ok(node)

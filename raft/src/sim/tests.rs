@@ -6,6 +6,7 @@ mod divergence;
 mod faults;
 mod fence;
 mod ledger;
+mod levels;
 mod membership;
 mod swarm;
 

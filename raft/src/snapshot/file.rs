@@ -174,6 +174,11 @@ impl SnapshotFile {
         Ok(Bytes::from(bytes))
     }
 
+    /// Time since it was completed, by the wall clock; none if the file or the clock does not tell.
+    pub fn age(&self) -> Option<std::time::Duration> {
+        self.file.metadata().ok()?.modified().ok()?.elapsed().ok()
+    }
+
     /// What it covers.
     pub fn meta(&self) -> &SnapshotMeta {
         &self.meta

@@ -6,4 +6,5 @@ mod ledger;
 mod life;
 mod members;
 mod membership;
+mod restore;
 mod strangers;

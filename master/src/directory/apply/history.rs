@@ -3,6 +3,7 @@
 use super::end::Ends;
 use super::{Applied, Apply};
 use crate::directory::ancestors::Ancestor;
+use crate::directory::limits::HISTORIES_FEATURE_LEVEL;
 use crate::directory::op::{Contact, ReplicaEnd};
 use crate::directory::outcome::Outcome;
 use tidepool_proto::{ClusterId, History, NodeId, ObjectId, ReplicaId};
@@ -17,6 +18,9 @@ impl Apply<'_> {
         ancestors.push(ancestor)?;
         core.ancestors = ancestors.into();
         core.digest.add(|c| c.ancestor(&ancestor));
+        if core.feature_level < HISTORIES_FEATURE_LEVEL {
+            core.set_feature_level(HISTORIES_FEATURE_LEVEL);
+        }
         let heard = core.nodes.by_id.iter().filter(|(_, node)| node.contact == Contact::Heard);
         let heard: Vec<NodeId> = heard.map(|(&id, _)| id).collect();
         for id in heard {

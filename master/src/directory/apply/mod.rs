@@ -14,7 +14,7 @@ use super::audit;
 use super::core::{Core, OpenPut};
 use super::digest::Sign;
 use super::groups::Joins;
-use super::limits::{Config, GROUP_MEMBERS_MAX, IDS_PER_OP_MAX};
+use super::limits::{Config, FEATURE_LEVEL, GROUP_MEMBERS_MAX, IDS_PER_OP_MAX};
 use super::objects::{Location, Record, Shards};
 use super::op::{Entry, Op, TenantId};
 use super::outcome::Outcome;
@@ -75,6 +75,16 @@ pub(super) fn apply_entry(
 
 impl Apply<'_> {
     fn op(&mut self, op: &Op<'_>) -> Applied {
+        let level = self.core.feature_level;
+        if !op.is_allowed_at(level) {
+            let (name, needed) = (op.name(), op.level());
+            return Err(Error::new(
+                ErrorCode::FeatureLevel,
+                format!(
+                    "{name} needs feature level {needed}, the cluster is at {level}: raise it with tidepool feature-level raise"
+                ),
+            ));
+        }
         match op {
             Op::RegisterNode { node_uuid, process_uuid, address, host_id } => {
                 self.register_node(node_uuid, process_uuid, address, host_id)
@@ -111,6 +121,7 @@ impl Apply<'_> {
             Op::SetConfig(config) => self.set_config(config),
             Op::Checkpoint { index, digest } => self.checkpoint(*index, *digest),
             Op::BeginHistory { before: (cluster, history) } => self.begin_history(*cluster, *history),
+            Op::RaiseFeatureLevel { level } => self.raise_feature_level(*level),
             Op::Audit => {
                 audit::step(self.core, self.shards, self.topology, self.at.log_index());
                 Ok(Outcome::Done)
@@ -135,6 +146,17 @@ impl Apply<'_> {
         }
         core.config.config = *config;
         core.digest.add(|c| c.config(&core.config));
+        Ok(Outcome::Done)
+    }
+
+    fn raise_feature_level(&mut self, level: u16) -> Applied {
+        let present = self.core.feature_level;
+        if level <= present || level > FEATURE_LEVEL {
+            return Err(invalid(format!(
+                "feature level {level}; the cluster is at {present}, and this binary knows up to {FEATURE_LEVEL}; it is never lowered"
+            )));
+        }
+        self.core.set_feature_level(level);
         Ok(Outcome::Done)
     }
 

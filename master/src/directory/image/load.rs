@@ -9,7 +9,9 @@ use crate::directory::ancestors::{Ancestor, Ancestors};
 use crate::directory::copies::OpenCopy;
 use crate::directory::core::Core;
 use crate::directory::free_space::FreeSpace;
-use crate::directory::limits::{Config, ConfigState, FEATURE_LEVEL, POOL_BYTES_MAX, SHARDS, Strategy};
+use crate::directory::limits::{
+    Config, ConfigState, FEATURE_LEVEL, FEATURE_LEVEL_FIRST, POOL_BYTES_MAX, SHARDS, Strategy,
+};
 use crate::directory::nodes::{EARLIER_PROCESSES_MAX, Node};
 use crate::directory::objects::{Location, Record, Shards};
 use crate::directory::op::{Contact, CreateTask, Quota, SessionId, TaskId, TaskKind, TenantId};
@@ -31,16 +33,21 @@ const WORKERS_MAX: usize = 8;
 /// Shards read ahead of them.
 const AHEAD: usize = 16;
 
-/// Reads a whole image into a new core and empty shards.
-pub(super) fn load(input: &mut dyn Read, shards: &Shards) -> Result<(Core, Manifest), RestoreError> {
+/// Reads an image's head: whether this binary can read the rest. Answers its feature level.
+pub(super) fn read_head(input: &mut dyn Read) -> Result<u16, RestoreError> {
     let mut magic = [0; MAGIC.len()];
     input.read_exact(&mut magic).map_err(cut_short)?;
     if &magic != MAGIC {
         return Err(RestoreError::Version("this is not an image of a directory, or not of this version".to_owned()));
     }
-    read_level(input)?;
+    read_level(input)
+}
+
+/// Reads a whole image into a new core and empty shards.
+pub(super) fn load(input: &mut dyn Read, shards: &Shards) -> Result<(Core, Manifest), RestoreError> {
+    let level = read_head(input)?;
     let first = Frame::read(input)?;
-    let (mut core, mut extents) = expect(&first, Kind::Segments).and_then(|()| read_segments(&first.stored))?;
+    let (mut core, mut extents) = expect(&first, Kind::Segments).and_then(|()| read_segments(&first.stored, level))?;
     let (loaded, metadata, tasks) = read_shards(input, &core)?;
     expect(&tasks, Kind::Tasks)?;
     let last = Frame::read(input)?;
@@ -65,7 +72,7 @@ pub(super) fn load(input: &mut dyn Read, shards: &Shards) -> Result<(Core, Manif
     core.space.fill(extents).map_err(inconsistent)?;
     // Their records name the segments' space, which is only now theirs.
     read_tasks(&mut core, &tasks.stored)?;
-    if (manifest.format, manifest.feature_level) != (FORMAT_VERSION, FEATURE_LEVEL) {
+    if (manifest.format, manifest.feature_level) != (FORMAT_VERSION, level) {
         return Err(RestoreError::Damaged("the manifest is of another version than the head".to_owned()));
     }
     if manifest.applied != core.applied {
@@ -84,8 +91,8 @@ fn expect(frame: &Frame, kind: Kind) -> Result<(), RestoreError> {
     Ok(())
 }
 
-/// Format version and feature level: whether the rest can be read at all.
-fn read_level(input: &mut dyn Read) -> Result<(), RestoreError> {
+/// Format version and feature level: whether the rest can be read at all. Answers the level.
+fn read_level(input: &mut dyn Read) -> Result<u16, RestoreError> {
     let mut bytes = [0; LEVEL_BYTES];
     input.read_exact(&mut bytes).map_err(cut_short)?;
     let (format, level) = decode_level(&bytes)?;
@@ -99,7 +106,10 @@ fn read_level(input: &mut dyn Read) -> Result<(), RestoreError> {
             "the image has feature level {level}, this binary knows {FEATURE_LEVEL}; use a newer binary"
         )));
     }
-    Ok(())
+    if level < FEATURE_LEVEL_FIRST {
+        return Err(RestoreError::Damaged(format!("its feature level is {level}, below the first")));
+    }
+    Ok(level)
 }
 
 fn read_manifest(frame: &Frame) -> Result<Manifest, RestoreError> {
@@ -227,11 +237,16 @@ fn merge(
 }
 
 /// A core with all of `segments` but the lost members, and the extents of retired replicas.
-pub(super) fn read_segments(bytes: &[u8]) -> Result<(Core, Vec<Extent>), RestoreError> {
+pub(super) fn read_segments(bytes: &[u8], level: u16) -> Result<(Core, Vec<Extent>), RestoreError> {
     let part: SegmentsPart<'_> = unpack(bytes, "segments")?;
     let mut core = Core::new();
     core.applied = part.applied;
     core.advance_clock(LogTime(part.clock));
+    let said = part.since_level_2.as_ref().map_or(FEATURE_LEVEL_FIRST, |since| since.feature_level);
+    if said != level {
+        return Err(inconsistent(format!("its head has feature level {level}, its state {said}")));
+    }
+    core.set_feature_level(level);
     read_config(&mut core, &part)?;
     read_ancestors(&mut core, &part)?;
     read_tenants(&mut core, &part)?;
@@ -273,7 +288,7 @@ fn numbered<T: Copy>(all: &[T], number: u8, what: &str) -> Result<T, RestoreErro
 
 fn read_ancestors(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreError> {
     let mut ancestors = Ancestors::default();
-    for row in &part.ancestors {
+    for row in part.since_level_2.iter().flat_map(|since| &since.ancestors) {
         let cluster = ClusterId(array(row.cluster, "cluster uuid")?);
         let ancestor = Ancestor { cluster, history: History(row.history), until: row.until };
         ancestors.push(ancestor).map_err(|error| inconsistent(error.message()))?;

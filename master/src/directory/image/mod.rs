@@ -15,7 +15,7 @@ pub mod parts;
 mod rows;
 mod shard;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod write;
 
 pub use manifest::{FORMAT_VERSION, Manifest, Part};
@@ -50,6 +50,11 @@ pub enum RestoreError {
         /// Of what was read.
         read: u128,
     },
+}
+
+/// The feature level of an image, from its head alone; an error if this binary cannot read the rest (M6).
+pub fn admit_image(input: &mut dyn io::Read) -> Result<u16, RestoreError> {
+    load::read_head(input)
 }
 
 fn inconsistent(what: impl Into<String>) -> RestoreError {

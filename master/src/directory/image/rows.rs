@@ -38,8 +38,17 @@ pub(super) struct SegmentsPart<'a> {
     pub(super) sessions: Vec<SessionRow<'a>>,
     pub(super) retired: Vec<RetiredRow>,
     pub(super) lost: Vec<LostRow<'a>>,
-    /// Since feature level 2.
-    #[serde(default)]
+    /// Left out at the first level, whose images have nothing here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) since_level_2: Option<SinceLevel2<'a>>,
+}
+
+/// What came to the part `segments` with the second feature level.
+#[derive(Serialize, Deserialize, Debug)]
+pub(super) struct SinceLevel2<'a> {
+    /// As in the image's head.
+    pub(super) feature_level: u16,
+    #[serde(borrow)]
     pub(super) ancestors: Vec<AncestorRow<'a>>,
 }
 

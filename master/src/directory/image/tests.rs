@@ -9,7 +9,7 @@ use crate::directory::tests::world::HISTORY;
 const HEAD_BYTES: usize = MAGIC.len() + LEVEL_BYTES;
 
 fn head() -> Vec<u8> {
-    [&MAGIC[..], &encode_level(FORMAT_VERSION, crate::directory::FEATURE_LEVEL)].concat()
+    [&MAGIC[..], &encode_level(FORMAT_VERSION, crate::directory::FEATURE_LEVEL_FIRST)].concat()
 }
 
 fn frames(bytes: &[u8]) -> Vec<Frame> {
@@ -19,6 +19,18 @@ fn frames(bytes: &[u8]) -> Vec<Frame> {
         frames.push(Frame::read(&mut rest).unwrap());
     }
     frames
+}
+
+/// What an image holds, whatever the compressor made of it: its head, and each part's kind, shard and rows.
+pub(in crate::directory) fn content(bytes: &[u8]) -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
+    let all = frames(bytes);
+    let raw = |frame: &Frame| match frame.header.kind {
+        Kind::Shard => frame.raw().unwrap(),
+        // It tells the lengths of the compressed parts.
+        Kind::Manifest => Vec::new(),
+        _ => frame.stored.clone(),
+    };
+    (bytes[..HEAD_BYTES].to_vec(), all.iter().map(|frame| (frame.header.name(), raw(frame))).collect())
 }
 
 /// Puts frames together again, with a manifest that agrees with them.

@@ -12,14 +12,14 @@ use super::frame::{Frame, Kind, MAGIC, encode_level};
 use super::load::read_segments;
 use super::manifest::{FORMAT_VERSION, Manifest, PartSum};
 use super::rows::{
-    AncestorRow, Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow, TaskRow,
-    TasksPart, TenantRow,
+    AncestorRow, Bin, ConfigRow, CopyRow, LostRow, NodeRow, RetiredRow, SegmentRow, SegmentsPart, SessionRow,
+    SinceLevel2, TaskRow, TasksPart, TenantRow,
 };
 use super::shard::{Encoded, References, encode};
 use crate::directory::core::Core;
 use crate::directory::digest::answered_parts;
 use crate::directory::invariants::rest_digest;
-use crate::directory::limits::{FEATURE_LEVEL, SHARDS};
+use crate::directory::limits::{FEATURE_LEVEL_FIRST, SHARDS};
 use crate::directory::objects::Shards;
 use serde::Serialize;
 use std::io;
@@ -59,6 +59,8 @@ fn check(part: &str, kept: u128, found: u128) -> io::Result<()> {
 #[derive(Debug)]
 pub struct FrozenDirectory {
     applied: Option<(u64, u64)>,
+    /// Of the state: an image is written in its form (M6).
+    feature_level: u16,
     segments: (u32, Vec<u8>),
     tasks: (u32, Vec<u8>),
     references: References,
@@ -76,6 +78,7 @@ pub(super) fn freeze(core: &Core, shards: &Arc<Shards>) -> FrozenDirectory {
     };
     FrozenDirectory {
         applied: core.applied,
+        feature_level: core.feature_level,
         segments: (core.space.by_id.len() as u32, segments(core)),
         tasks: (core.tasks.by_id.len() as u32, tasks(core)),
         references,
@@ -97,7 +100,7 @@ impl FrozenDirectory {
     pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
         self.check_small()?;
         out.write_all(MAGIC)?;
-        out.write_all(&encode_level(FORMAT_VERSION, FEATURE_LEVEL))?;
+        out.write_all(&encode_level(FORMAT_VERSION, self.feature_level))?;
         let segments = Frame::plain(Kind::Segments, self.segments.0, self.segments.1.clone());
         let tasks = Frame::plain(Kind::Tasks, self.tasks.0, self.tasks.1.clone());
         segments.write(out)?;
@@ -128,7 +131,7 @@ impl FrozenDirectory {
         tasks.write(out)?;
         let manifest = Manifest {
             format: FORMAT_VERSION,
-            feature_level: FEATURE_LEVEL,
+            feature_level: self.feature_level,
             applied: self.applied,
             segments: segments.part(),
             metadata: metadata.part(),
@@ -141,7 +144,8 @@ impl FrozenDirectory {
     /// What does not lie in shards.
     fn check_small(&self) -> io::Result<()> {
         check("nodes, segments, tenants, tasks and copies", self.kept.rest, self.kept.rest_found)?;
-        let (read, _) = read_segments(&self.segments.1).map_err(|error| Unsound(error.to_string()))?;
+        let (read, _) =
+            read_segments(&self.segments.1, self.feature_level).map_err(|error| Unsound(error.to_string()))?;
         check("retired replicas", self.kept.retired, read.parts.retired.sum())?;
         check("sessions", self.kept.sessions, read.parts.sessions.sum())
     }
@@ -257,15 +261,18 @@ fn segments(core: &Core) -> Vec<u8> {
                 keys: group.lost.iter().map(|key| Bin(key)).collect(),
             })
             .collect(),
-        ancestors: core
-            .ancestors
-            .iter()
-            .map(|ancestor| AncestorRow {
-                cluster: Bin(&ancestor.cluster.0),
-                history: ancestor.history.0,
-                until: ancestor.until,
-            })
-            .collect(),
+        since_level_2: (core.feature_level > FEATURE_LEVEL_FIRST).then(|| SinceLevel2 {
+            feature_level: core.feature_level,
+            ancestors: core
+                .ancestors
+                .iter()
+                .map(|ancestor| AncestorRow {
+                    cluster: Bin(&ancestor.cluster.0),
+                    history: ancestor.history.0,
+                    until: ancestor.until,
+                })
+                .collect(),
+        }),
     })
 }
 

@@ -7,8 +7,9 @@ use crate::directory::limits::{
     TASK_MESSAGE_BYTES_MAX, TASKS_RUNNING_MAX, TENANT_NAME_BYTES_MAX, TENANTS_MAX, VICTIMS_PER_OP_MAX,
 };
 use crate::directory::{
-    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, Op, Outcome, PutEnd, PutStart, Quota, ReplicaEnd,
-    ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TaskState, TenantId, Turn,
+    ClearReplicas, Config, Contact, CopyStart, CreateTask, DataType, FEATURE_LEVEL_FIRST, Op, Outcome, PutEnd,
+    PutStart, Quota, ReplicaEnd, ReplicaMode, ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind,
+    TaskState, TenantId, Turn,
 };
 use tidepool_proto::capability::Secret;
 use tidepool_proto::keys::KEY_BYTES_MAX;
@@ -322,6 +323,8 @@ fn bad_removals_and_space_ops_are_refused() {
         (config(&|c| c.put_start_discard_timeout_ms = u64::MAX), ErrorCode::InvalidParams),
         (config(&|c| c.objects_max = 0), ErrorCode::InvalidParams),
         (Op::Checkpoint { index: 1 << 40, digest: 1 }, ErrorCode::InvalidParams),
+        (Op::RaiseFeatureLevel { level: 0 }, ErrorCode::InvalidParams),
+        (Op::RaiseFeatureLevel { level: FEATURE_LEVEL_FIRST }, ErrorCode::InvalidParams),
     ];
     for (op, code) in table {
         world.refused(op, code);

@@ -97,6 +97,7 @@ pub(super) fn one_of_each() -> Vec<Op<'static>> {
         }),
         Op::EndTask { task: TaskId(u64::MAX), state: TaskState::Failed, left: 1 << 40, message: "\u{e9}nough" },
         Op::BeginHistory { before: (ClusterId([7; 16]), History(u64::MAX - 2)) },
+        Op::RaiseFeatureLevel { level: 0x1234 },
         Op::Audit,
     ]
 }

@@ -3,12 +3,14 @@
 mod audit;
 mod bad_ops;
 mod copies;
+mod corpus;
 mod decode;
 mod eviction;
 mod extra;
 mod generator;
 mod groups;
 mod history;
+mod level;
 mod limits;
 mod listing;
 mod measure;

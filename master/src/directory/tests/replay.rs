@@ -3,8 +3,9 @@
 use super::world::{HISTORY, World, drain, end};
 use crate::directory::core::OpenPut;
 use crate::directory::{
-    Config, ConfigState, CreateTask, DataType, Directory, Entry, FrozenDirectory, GroupView, Op, PutEnd, PutStart,
-    Quota, ReplicaEnd, ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId, TaskState, TenantId, Turn,
+    Config, ConfigState, CreateTask, DataType, Directory, Entry, FEATURE_LEVEL_FIRST, FrozenDirectory, GroupView, Op,
+    Outcome, PutEnd, PutStart, Quota, ReplicaEnd, ReplicaStatus, RestoreError, RetireMode, SoftPinAction, TaskId,
+    TaskState, TenantId, Turn,
 };
 use bytes::Bytes;
 use tidepool_proto::ObjectId;
@@ -39,7 +40,17 @@ pub(super) fn restored(frozen: &FrozenDirectory) -> Directory {
 }
 
 pub(crate) fn busy() -> World {
-    let (mut world, nodes, session) = World::with_nodes(3, 1 << 16);
+    busy_at(FEATURE_LEVEL_FIRST)
+}
+
+/// A state in which every kind of record is there, at a feature level.
+pub(in crate::directory) fn busy_at(level: u16) -> World {
+    let mut world = World::new();
+    if level > FEATURE_LEVEL_FIRST {
+        assert_eq!(world.one(Op::RaiseFeatureLevel { level }), Outcome::Done);
+    }
+    let nodes: Vec<_> = (0..3).map(|i| world.add_node(i, &format!("h{i}"), 1 << 16)).collect();
+    let session = world.session(1);
     for i in 0..20 {
         world.put(session, &format!("k{i}"), 100 + i * 37);
     }

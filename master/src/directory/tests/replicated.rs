@@ -12,7 +12,7 @@ use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, History, ObjectId};
 
 /// Kinds of ops. A new one does not compile until it is given a number here, and then fails until the test applies it.
-const KINDS: usize = 30;
+const KINDS: usize = 31;
 
 fn kind(op: &Op<'_>) -> usize {
     match op {
@@ -45,7 +45,8 @@ fn kind(op: &Op<'_>) -> usize {
         Op::Audit => 26,
         Op::DropExtra { .. } => 27,
         Op::ClearReplicas(_) => 28,
-        Op::BeginHistory { .. } => 29,
+        Op::BeginHistory { .. } => 30,
+        Op::RaiseFeatureLevel { .. } => 29,
     }
 }
 
@@ -144,6 +145,7 @@ fn case_002_every_kind_of_mutation_reaches_a_follower() {
     pair.change(Op::Remove(remove(session, 1, 1, "whole")));
     pair.change(Op::ExpireSessions { sessions: vec![session] });
     pair.change(Op::Checkpoint { index: 1, digest: 2 });
+    pair.change(Op::RaiseFeatureLevel { level: 2 });
     pair.change(Op::BeginHistory { before: (ClusterId([4; 16]), History(5)) });
     pair.audit();
     pair.change(Op::UnmountSegment { node, incarnation, segment });

@@ -1,9 +1,9 @@
 //! `World`: a directory and the log that made it, with short forms of the ops. Every op is checked for invariants.
 
 use crate::directory::{
-    Change, Contact, CopyStart, CreateTask, DataType, Directory, Entry, EntryBuilder, FEATURE_LEVEL, Grant,
-    GrantedReplica, ObjectView, Op, Outcome, PutEnd, PutStart, Quota, Removal, Remove, ReplicaEnd, ReplicaMode,
-    ReplicaStatus, RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TenantId, Token, Turn, Victim,
+    Change, Contact, CopyStart, CreateTask, DataType, Directory, Entry, EntryBuilder, Grant, GrantedReplica,
+    ObjectView, Op, Outcome, PutEnd, PutStart, Quota, Removal, Remove, ReplicaEnd, ReplicaMode, ReplicaStatus,
+    RetireMode, SessionId, SoftPinAction, TaskId, TaskKind, TenantId, Token, Turn, Victim,
 };
 use bytes::Bytes;
 use tidepool_proto::{ErrorCode, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
@@ -44,7 +44,8 @@ impl World {
 
     /// Applies without the checks, which walk everything: to make a large state.
     pub(super) fn apply_unchecked(&mut self, ops: &[Op<'_>]) -> Vec<Outcome> {
-        let mut builder = EntryBuilder::new(FEATURE_LEVEL);
+        let level = ops.iter().map(Op::level).fold(self.directory.feature_level(), u16::max);
+        let mut builder = EntryBuilder::new(level);
         for op in ops {
             builder.push(op).unwrap();
         }

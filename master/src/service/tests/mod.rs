@@ -77,7 +77,7 @@ impl Rig {
             identity: Some(identity()),
             client_uuid: vec![uuid; 16].into(),
             host_id: "c".to_owned(),
-            known_history: 0,
+            lineage: Vec::new(),
         };
         match self.ask("", 5_000, Ask::Hello(hello)).await {
             Ok(Answer::Hello(hello)) => hello.session_id,

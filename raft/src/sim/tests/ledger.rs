@@ -6,10 +6,12 @@ use std::io;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::machine::{Frozen, LogPosition, MachineError, StateMachine, Unsound};
+use crate::machine::{Frozen, Levels, LogPosition, MachineError, StateMachine, Unsound};
 
 /// A proposal that no machine accepts.
 const POISON: u64 = u64::MAX;
+/// Set in proposals of the second feature level.
+const SECOND_LEVEL: u64 = 1 << 62;
 
 #[derive(Clone, Default, Debug, PartialEq)]
 pub(super) struct Book {
@@ -33,13 +35,20 @@ fn chain(hash: u64, id: u64, index: u64) -> u64 {
     hash.rotate_left(7).wrapping_mul(0x0100_0000_01b3) ^ id ^ index << 32
 }
 
-#[derive(Default)]
 pub(super) struct Ledger {
     book: Mutex<Book>,
     /// The hash at every index that was applied here.
     hashes: Mutex<BTreeMap<u64, u64>>,
     /// Bytes that make snapshots longer than they need be.
     padding: usize,
+    /// The highest feature level that it knows.
+    binary: u16,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Ledger::of_level(1)
+    }
 }
 
 struct Copy(Book, usize);
@@ -74,6 +83,23 @@ impl Ledger {
             book.entries.insert(id ^ 1 << 40, index);
             book.hash = book.recomputed();
         }
+    }
+
+    pub(super) fn of_level(binary: u16) -> Ledger {
+        Ledger { book: Mutex::default(), hashes: Mutex::default(), padding: 0, binary }
+    }
+
+    /// A proposal that only those who know the second level can apply.
+    pub(super) fn second_level(id: u64) -> Bytes {
+        Ledger::payload(id | SECOND_LEVEL)
+    }
+
+    fn knows(&self, id: u64) -> Result<(), MachineError> {
+        let needed = if id & SECOND_LEVEL != 0 && id != POISON { 2 } else { 1 };
+        if needed <= self.binary {
+            return Ok(());
+        }
+        Err(MachineError::new(format!("level {needed} is above {}", self.binary)))
     }
 
     pub(super) fn payload(id: u64) -> Bytes {
@@ -124,6 +150,21 @@ impl StateMachine for Ledger {
         }
         self.skip(at);
         Ok(0)
+    }
+
+    fn admits(&self, payload: &[u8]) -> Result<(), MachineError> {
+        payload.first_chunk().map_or(Ok(()), |bytes| self.knows(u64::from_le_bytes(*bytes)))
+    }
+
+    fn admits_state(&self, input: &mut dyn io::Read) -> Result<(), MachineError> {
+        let mut bytes = Vec::new();
+        input.read_to_end(&mut bytes).map_err(|e| MachineError::new(e.to_string()))?;
+        let ids = bytes.chunks_exact(16).skip(1).filter_map(|pair| pair.first_chunk());
+        ids.map(|bytes| u64::from_le_bytes(*bytes)).try_for_each(|id| self.knows(id))
+    }
+
+    fn levels(&self) -> Levels {
+        Levels { state: 1, binary: self.binary }
     }
 
     fn skip(&self, at: LogPosition) {

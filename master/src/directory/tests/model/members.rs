@@ -108,6 +108,7 @@ impl Model {
             return Err(ErrorCode::InvalidParams);
         }
         self.histories.push((before, at.log_index()));
+        self.feature_level = self.feature_level.max(2);
         self.nodes.iter_mut().for_each(|n| n.contact = Contact::Suspect);
         let open: BTreeSet<ObjectId> = self.objects.iter().filter(|o| o.ended.is_none()).map(|o| o.id).collect();
         for id in open {

@@ -10,7 +10,8 @@ mod put;
 mod reads;
 
 use crate::directory::{
-    Answered, Contact, DataType, Op, Outcome, Quota, SessionId, SoftPinAction, TenantId, Token, Uuid,
+    Answered, Contact, DataType, FEATURE_LEVEL, FEATURE_LEVEL_FIRST, Op, Outcome, Quota, SessionId, SoftPinAction,
+    TenantId, Token, Uuid,
 };
 use copies::{Copying, Tasked};
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,6 +113,7 @@ pub(crate) struct Model {
     tenants_made: u16,
     /// (tenant, group, key) of members that groups miss.
     lost: BTreeSet<(TenantId, Vec<u8>, Vec<u8>)>,
+    feature_level: u16,
     objects_max: u64,
     granted_bytes_min: u64,
     hard_pinned_percent_max: u64,
@@ -138,6 +140,7 @@ impl Model {
             tenants_made: 0,
             tenants: [(TenantId::DEFAULT, ("default".to_owned(), Quota::default()))].into(),
             lost: BTreeSet::new(),
+            feature_level: FEATURE_LEVEL_FIRST,
             objects_max: 1 << 28,
             granted_bytes_min: 1 << 28,
             hard_pinned_percent_max: 90,
@@ -270,6 +273,13 @@ impl Model {
                 Ok(Outcome::Done)
             }
             Op::BeginHistory { before } => self.begin_history(at, before.1),
+            Op::RaiseFeatureLevel { level } if *level <= self.feature_level || *level > FEATURE_LEVEL => {
+                Err(ErrorCode::InvalidParams)
+            }
+            Op::RaiseFeatureLevel { level } => {
+                self.feature_level = *level;
+                Ok(Outcome::Done)
+            }
             Op::Checkpoint { .. } | Op::Audit => Ok(Outcome::Done),
         }
     }
