@@ -205,8 +205,8 @@ impl SmallDisk {
     fn mount(path: &Path, size: &str) -> Option<SmallDisk> {
         std::fs::create_dir_all(path).unwrap();
         let options = format!("size={size}");
-        let mount =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).stderr(Stdio::null());
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).stderr(Stdio::null());
         mount.status().is_ok_and(|status| status.success()).then(|| SmallDisk(path.to_owned()))
     }
 }

@@ -127,7 +127,8 @@ fn every_or<W, Wake, F, Fut>(
             };
             match result {
                 Ok(()) => {}
-                Err(error) if error.code() == ErrorCode::NotLeader => {}
+                // Said where it was found out.
+                Err(error) if matches!(error.code(), ErrorCode::NotLeader | ErrorCode::StateDiverged) => {}
                 Err(error) => {
                     tracing::warn!(term = tenure.term, work = name, %error, "background work failed; it goes on")
                 }

@@ -65,7 +65,8 @@ pub struct FrozenDirectory {
     tasks: (u32, Vec<u8>),
     references: References,
     source: Source,
-    kept: Kept,
+    /// None in tests of what a reader makes of a state that is wrong.
+    kept: Option<Kept>,
     digest: u128,
 }
 
@@ -83,13 +84,13 @@ pub(super) fn freeze(core: &Core, shards: &Arc<Shards>) -> FrozenDirectory {
         tasks: (core.tasks.by_id.len() as u32, tasks(core)),
         references,
         source,
-        kept: Kept {
+        kept: Some(Kept {
             objects: core.objects.sum(),
             retired: core.parts.retired.sum(),
             sessions: core.parts.sessions.sum(),
             rest: core.digest.sum(),
             rest_found: rest_digest(core),
-        },
+        }),
         digest: core.digest(),
     }
 }
@@ -127,7 +128,9 @@ impl FrozenDirectory {
                 frame.write(out)?;
             }
         }
-        check("objects", self.kept.objects, objects)?;
+        if let Some(kept) = &self.kept {
+            check("objects", kept.objects, objects)?;
+        }
         tasks.write(out)?;
         let manifest = Manifest {
             format: FORMAT_VERSION,
@@ -141,13 +144,21 @@ impl FrozenDirectory {
         Frame::plain(Kind::Manifest, 0, manifest.to_string().into_bytes()).write(out)
     }
 
+    /// The same, whatever its records are.
+    #[cfg(test)]
+    pub fn unchecked(mut self) -> FrozenDirectory {
+        self.kept = None;
+        self
+    }
+
     /// What does not lie in shards.
     fn check_small(&self) -> io::Result<()> {
-        check("nodes, segments, tenants, tasks and copies", self.kept.rest, self.kept.rest_found)?;
+        let Some(kept) = &self.kept else { return Ok(()) };
+        check("nodes, segments, tenants, tasks and copies", kept.rest, kept.rest_found)?;
         let (read, _) =
             read_segments(&self.segments.1, self.feature_level).map_err(|error| Unsound(error.to_string()))?;
-        check("retired replicas", self.kept.retired, read.parts.retired.sum())?;
-        check("sessions", self.kept.sessions, read.parts.sessions.sum())
+        check("retired replicas", kept.retired, read.parts.retired.sum())?;
+        check("sessions", kept.sessions, read.parts.sessions.sum())
     }
 }
 
