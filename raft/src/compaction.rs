@@ -89,6 +89,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     /// is silent is not waited for, nor one that would keep more than so many entries.
     fn needed_by_the_fed(&self) -> Option<u64> {
         let metrics = self.raft.metrics().borrow_watched().clone();
+        let purged = metrics.purged.map_or(0, |id| id.index);
         let last = metrics.last_log_index.unwrap_or(0);
         let members = member_statuses(&metrics);
         let mut needed = None::<u64>;
@@ -100,6 +101,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
             let holds = covers.max(matched);
             let lacks = last.saturating_sub(holds);
             let caught_up = matched >= covers && lacks < CAUGHT_UP_ENTRIES;
+            // Held since an earlier term, or when this member still followed: the log after it is gone.
+            let useless = holds < purged;
             if lacks > self.feed_log_entries_max {
                 tracing::warn!(
                     target,
@@ -108,7 +111,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
                     "a member is fed too slowly; it will start over"
                 );
             }
-            if !metrics.state.is_leader() || !heard || lacks > self.feed_log_entries_max || caught_up {
+            if !metrics.state.is_leader() || !heard || lacks > self.feed_log_entries_max || caught_up || useless {
                 self.applied.snapshots.release(target);
                 continue;
             }
