@@ -26,8 +26,7 @@ async fn saved_pool(change: impl FnOnce(&mut ClusterOptions)) -> Pool {
             &format!("file://{}", snapshots.display()),
             "--snapshot-interval",
             "0",
-            "--snapshot-on-shutdown",
-            "false",
+            "--snapshot-on-shutdown=false",
         ];
         options.master_arguments = own.iter().map(|word| word.to_string()).collect();
         change(options);
@@ -45,7 +44,7 @@ async fn save(cluster: &mut Cluster) -> u64 {
 }
 
 fn kill_masters(cluster: &mut Cluster) {
-    cluster.masters.iter_mut().for_each(|master| drop(master.kill().unwrap()));
+    cluster.masters.iter_mut().for_each(|master| _ = master.kill().unwrap());
 }
 
 /// Every master is killed and its data is gone.
