@@ -26,8 +26,7 @@ async fn saved_pool(change: impl FnOnce(&mut ClusterOptions)) -> Pool {
             &format!("file://{}", snapshots.display()),
             "--snapshot-interval",
             "0",
-            "--snapshot-on-shutdown",
-            "false",
+            "--snapshot-on-shutdown=false",
         ];
         options.master_arguments = own.iter().map(|word| word.to_string()).collect();
         change(options);
@@ -45,9 +44,7 @@ async fn save(cluster: &mut Cluster) -> u64 {
 }
 
 fn kill_masters(cluster: &mut Cluster) {
-    for master in &mut cluster.masters {
-        master.kill().unwrap();
-    }
+    cluster.masters.iter_mut().for_each(|master| _ = master.kill().unwrap());
 }
 
 /// Every master is killed and its data is gone.
@@ -154,11 +151,17 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
     })
     .await;
     put_all(&pool.client, &b, BYTES, 1).await;
-    let lost_ids = ids(&pool.client, &b).await;
+    // One by one, so that the log grows far beyond what a restore logs by itself.
+    let tail = keys("tail", 60);
+    for key in &tail {
+        put_all(&pool.client, std::slice::from_ref(key), BYTES, 1).await;
+    }
+    let lost_ids = ids(&pool.client, &tail).await;
 
     lose_masters(&mut pool.cluster);
     restore(&mut pool.cluster, true).await;
     expect_misses(&pool.client, &b).await;
+    expect_misses(&pool.client, &tail).await;
     let (mut right, mut missed) = (0, 0);
     for key in &a {
         match pool.client.get(key, Some(WITHIN)).await {
@@ -181,7 +184,6 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
     })
     .await;
     // The same keys and sizes, other values: ids and places meet those of before.
-    let mut new_ids = Vec::new();
     for seed in 1..4u64 {
         for batch in b.chunks(50) {
             let items = batch.iter().map(|key| PutItem::new(key.clone(), value_of(key, seed, BYTES))).collect();
@@ -193,9 +195,15 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
                 assert!(result.unwrap() == value_of(key, seed, BYTES), "{key} came back with other bytes");
             }
         }
-        new_ids.extend(ids(&pool.client, &b).await);
         assert_space_adds_up(&pool.cluster.leader_status(WITHIN).await.unwrap());
     }
+    for key in &tail {
+        let options = PutOptions { deadline: Some(WITHIN), ..PutOptions::default() };
+        pool.client.put(key.clone(), value_of(key, 9, BYTES), options).await.unwrap();
+        let bytes = pool.client.get(key, Some(WITHIN)).await.unwrap();
+        assert!(bytes == value_of(key, 9, BYTES), "{key} came back with other bytes");
+    }
+    let new_ids = ids(&pool.client, &tail).await;
     let same = new_ids.iter().filter(|id| lost_ids.contains(id)).count();
     println!("{same} of {} objects have an id that was lost", new_ids.len());
     assert!(new_ids.iter().min() < lost_ids.iter().max(), "log indexes did not meet");
@@ -346,6 +354,12 @@ async fn a_restore_that_is_killed_begins_again() {
     }
     pool.cluster.masters[0].start().unwrap();
     pool.cluster.wait_serving(WITHIN).await.unwrap();
+    // A leader that was away longer than datanodes may be silent suspects them until they have found it.
+    wait_for("all of them to be listed", async || {
+        let there = pool.client.exist_many(&objects, Some(WITHIN)).await;
+        there.into_iter().all(|there| there.is_ok_and(|there| there)).then_some(())
+    })
+    .await;
     expect_all(&pool.client, &objects, OBJECT_BYTES).await;
 }
 
