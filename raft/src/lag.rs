@@ -121,7 +121,7 @@ mod tests {
         SimRuntime::sleep(Duration::from_millis(ms)).await;
     }
 
-    /// Fails when a commit of an earlier term counts: a leader that was just elected does not know yet what its predecessor
+    /// A commit of an earlier term does not count: a leader that was just elected does not know yet what its predecessor
     /// acknowledged last.
     #[test]
     fn level_is_who_applied_what_the_leader_committed_in_its_own_term() {
