@@ -84,7 +84,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         options: Options,
     ) -> Inbound<C, M> {
         let (beats, arriving) = (AtomicU64::new(0), AtomicU64::new(0));
-        let lag = Lag::new();
+        let lag = Lag::new(options.election.silence_max());
         Inbound { shared: Arc::new(Shared { raft, identity, fence, machine, options, lag, beats, arriving }) }
     }
 

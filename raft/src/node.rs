@@ -380,7 +380,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
                 .iter()
                 .all(|voters| voters.contains(&metrics.id)),
             snapshot_age: machine.snapshots.current().and_then(|file| file.age()),
-            leader_silence_max: inner.parts.options.election.timeout_max() * 2,
+            leader_silence_max: inner.parts.options.election.silence_max(),
             fenced: !inner.parts.fence.passed(),
             waiting_for: inner.waiting_for.lock().clone(),
             fatal: inner.parts.failure.get().map(|fatal| fatal.to_string()),

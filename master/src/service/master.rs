@@ -37,7 +37,7 @@ const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const HANDOVER_WAIT: Duration = Duration::from_secs(2);
 /// How long a leader that handed over still answers, NOT_LEADER and who leads: a client with a call open goes there at once; one
 /// that finds the port closed has to search.
-const TELL_SUCCESSOR: Duration = Duration::from_millis(500);
+const TELL_SUCCESSOR: Duration = Duration::from_millis(200);
 /// How long a stopping master may write its last snapshot.
 const LAST_SNAPSHOT_WAIT: Duration = Duration::from_secs(5);
 /// How often the eviction policies work off what was noted.
