@@ -48,6 +48,8 @@ pub(crate) struct Compactor<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     applied: std::sync::Arc<Applied<M>>,
     keep_log_entries: u64,
     feed_log_entries_max: u64,
+    /// Payload bytes and entries since the last snapshot after which another is due.
+    due_after: (u64, u64),
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
@@ -55,7 +57,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     pub(crate) fn new(raft: Raft<C, Adapter<C, M>>, applied: std::sync::Arc<Applied<M>>, options: &Options) -> Self {
         let one_at_a_time = tokio::sync::Mutex::new(());
         let Options { keep_log_entries, feed_log_entries_max, .. } = *options;
-        Compactor { raft, applied, keep_log_entries, feed_log_entries_max, one_at_a_time }
+        let due_after = (options.snapshot_log_bytes, options.snapshot_log_entries);
+        Compactor { raft, applied, keep_log_entries, feed_log_entries_max, due_after, one_at_a_time }
     }
 
     /// Snapshots the applied state and purges the log behind it. Returns the index that the snapshot covers.
@@ -139,24 +142,34 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
         }
     }
 
+    /// Whether so much was applied since the last snapshot: the whole of what makes one due, or a part of it.
+    fn is_due(&self, part: u64) -> bool {
+        let (bytes, entries) = self.due_after;
+        self.applied.bytes_since_snapshot.load(Ordering::Relaxed) >= (bytes / part).max(1)
+            || self.applied.entries_since_snapshot.load(Ordering::Relaxed) >= (entries / part).max(1)
+    }
+
+    /// Compacts before a stop, if half of what makes a snapshot due was applied: the next start would replay it.
+    pub(crate) async fn compact_before_stop(&self) -> Result<Option<u64>, CompactError> {
+        if self.is_due(2) { self.compact().await.map(Some) } else { Ok(None) }
+    }
+
     fn covered(&self) -> Option<u64> {
         self.applied.snapshots.current().and_then(|file| file.meta().last_log_id.map(|id| id.index))
     }
 
     /// Compacts whenever enough was applied, for ever.
-    pub(crate) async fn run(&self, bytes: u64, entries: u64) {
+    pub(crate) async fn run(&self) {
         loop {
             C::AsyncRuntime::sleep(CHECK_INTERVAL).await;
             if let Err(error) = self.purge().await {
                 tracing::warn!(%error, "log not purged");
                 return;
             }
-            let due = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) >= bytes
-                || self.applied.entries_since_snapshot.load(Ordering::Relaxed) >= entries;
             // One that waits to be vouched for would be replaced before it is: nothing would ever be purged.
             let waits = self.applied.snapshots.current().is_some_and(|file| !file.is_agreed());
-            let overdue = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) / OVERDUE_TIMES >= bytes;
-            if !due || (waits && !overdue) {
+            let overdue = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) / OVERDUE_TIMES >= self.due_after.0;
+            if !self.is_due(1) || (waits && !overdue) {
                 continue;
             }
             match self.compact().await {
