@@ -197,7 +197,6 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     options.slow_call = config.duration("master.slow_call");
     options.snapshot_log_bytes = config.size("master.snapshot_log_bytes");
     options.keep_log_entries = config.integer("master.keep_log_entries");
-    options.feed_log_entries_max = config.integer("master.feed_log_entries_max");
     options.snapshot_send_bytes_per_s = config.size("master.snapshot_send_bytes_per_s");
     options.checkpoint_interval = config.duration("master.checkpoint_interval");
     check_order(config, "master.lease_ttl", "master.lease_ttl_max")?;

@@ -376,13 +376,6 @@ pub static SETTINGS: &[Setting] = &[
     ),
     setting(
         Section::Master,
-        "feed_log_entries_max",
-        Kind::Integer(1_024, u64::MAX),
-        "4000000",
-        "log entries kept at most for a standby that is being sent a snapshot, or catches up after one; beyond them it starts over with a newer one",
-    ),
-    setting(
-        Section::Master,
         "snapshot_send_bytes_per_s",
         Kind::Size,
         "0",
