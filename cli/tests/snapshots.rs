@@ -173,7 +173,7 @@ fn a_killed_process_leaves_what_was_published_and_the_next_one_goes_on() {
     let place = directory.path().join("published");
     let url = url_of(&place);
     // Slowed down, so that the kill falls into the sending too.
-    let slow = ["--snapshot-interval", "0s", "--snapshot-upload-bytes-per-s", "1KiB"];
+    let slow = ["--snapshot-interval", "0s", "--snapshot-bytes-per-s", "1KiB"];
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let listen = format!("127.0.0.1:{port}");
     let (mut newest, mut cut) = (0, 0);
