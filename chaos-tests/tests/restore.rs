@@ -242,8 +242,7 @@ async fn another_branch_of_the_same_past_is_told_apart_by_its_history() {
     .await;
     put_all(&pool.client, &keys("base", 10), OBJECT_BYTES, 1).await;
     save(&mut pool.cluster).await;
-    let first = pool.cluster.leader_status(WITHIN).await.unwrap().identity.unwrap().cluster_uuid;
-    let first: String = first.iter().map(|byte| format!("{byte:02x}")).collect();
+    let first = cluster_directory(&mut pool.cluster).await;
     let tail = keys("tail", 40);
 
     lose_masters(&mut pool.cluster);
@@ -254,9 +253,10 @@ async fn another_branch_of_the_same_past_is_told_apart_by_its_history() {
     }
     let one = branch(&mut pool, &tail, 1, None).await;
     save(&mut pool.cluster).await;
+    let second = cluster_directory(&mut pool.cluster).await;
 
     lose_masters(&mut pool.cluster);
-    restore_from(&mut pool.cluster, &format!("/{first}")).await;
+    restore_from(&mut pool.cluster, &first).await;
     expect_misses(&pool.client, &tail[..5]).await;
     let other = branch(&mut pool, &tail, 2, Some(&one)).await;
     let same = one.iter().filter(|place| other.contains(place)).count();
@@ -264,7 +264,7 @@ async fn another_branch_of_the_same_past_is_told_apart_by_its_history() {
     assert!(same > 0, "the branches did not meet");
 
     lose_masters(&mut pool.cluster);
-    restore(&mut pool.cluster).await;
+    restore_from(&mut pool.cluster, &second).await;
     for key in &tail {
         match read(&pool.client, key).await {
             Ok(bytes) => assert!(bytes == value_of(key, 1, OBJECT_BYTES), "{key} came back with other bytes"),
@@ -272,6 +272,12 @@ async fn another_branch_of_the_same_past_is_told_apart_by_its_history() {
         }
     }
     expect_all(&pool.client, &keys("base", 10), OBJECT_BYTES).await;
+}
+
+/// Where the snapshots of the present cluster lie, below the place of all.
+async fn cluster_directory(cluster: &mut Cluster) -> String {
+    let uuid = cluster.leader_status(WITHIN).await.unwrap().identity.unwrap().cluster_uuid;
+    uuid.iter().fold("/".to_owned(), |name, byte| format!("{name}{byte:02x}"))
 }
 
 /// Puts the keys one by one; with another branch, each at the log index that it had there, where that is still to come. Answers id and
