@@ -232,7 +232,7 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
 }
 
 /// Two branches of one past: the same ids, keys, lengths and places under two histories. The snapshot of the one is restored while
-/// memory holds the other.
+/// memory holds the other. Fails when the client does not compare the header's history (tried).
 #[tokio::test(flavor = "multi_thread")]
 async fn another_branch_of_the_same_past_is_told_apart_by_its_history() {
     let mut pool = saved_pool(|options| {
