@@ -127,6 +127,15 @@ impl Role {
         crate::process::log_tail(&self.launch.log)
     }
 
+    /// The same, instead of what an argument of this name was before.
+    pub fn set_argument(&mut self, name: &str, value: &str) {
+        let arguments = &mut self.launch.arguments;
+        if let Some(at) = arguments.iter().position(|word| word == name) {
+            arguments.drain(at..arguments.len().min(at + 2));
+        }
+        self.add_arguments(&[name, value]);
+    }
+
     /// The child, running or ended.
     pub fn process(&mut self) -> Result<&mut Process> {
         self.process.as_mut().ok_or_else(|| anyhow!("{} was never started", self.launch.name))
