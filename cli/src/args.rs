@@ -78,6 +78,8 @@ pub enum Command {
     FeatureLevel(FeatureLevelArgs),
     /// Hand leadership to another master
     TransferLeader(TransferArgs),
+    /// Say what so many objects need: memory, disk, snapshots
+    Plan(PlanArgs),
     /// Measure, beside a ceiling of the same shape taken in the same run
     Bench(BenchArgs),
     /// Break something on purpose and report what clients saw
@@ -533,6 +535,23 @@ pub enum FeatureLevelCommand {
         #[arg(long, value_name = "LEVEL")]
         to: Option<u32>,
     },
+}
+
+/// `tidepool plan`.
+#[derive(clap::Args, Debug)]
+pub struct PlanArgs {
+    /// Objects in the pool
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    pub objects: u64,
+    /// Their payload, all together
+    #[arg(long, value_name = "SIZE")]
+    pub bytes: String,
+    /// Bytes of a key
+    #[arg(long, value_name = "NUMBER", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub key_bytes: u64,
+    /// Copies of each object
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, alias = "replica_num", value_parser = clap::value_parser!(u64).range(1..=8))]
+    pub replica_num: u64,
 }
 
 /// `tidepool transfer-leader`.

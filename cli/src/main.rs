@@ -126,6 +126,7 @@ async fn run(
         Command::FeatureLevel(args) => commands::feature_level::run(&context, &args).await,
         Command::Member(args) => commands::member::run(&context, &args).await,
         Command::Snapshot(args) => commands::snapshot::run(&context, &args.command).await,
+        Command::Plan(args) => commands::plan::run(&context, &args),
         Command::TransferLeader(args) => commands::transfer_leader::run(&context, &args).await,
         Command::Doctor(args) => commands::doctor::run(&context, &args).await,
         Command::Config(args) => match args.command {

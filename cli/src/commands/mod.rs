@@ -15,6 +15,7 @@ pub mod master;
 pub mod member;
 pub mod member_recover;
 pub mod pin;
+pub mod plan;
 pub mod put;
 pub mod rm;
 pub mod snapshot;
