@@ -48,8 +48,8 @@ pub(crate) struct Applied<M> {
     held: HistogramVec,
     /// Set once consensus runs: from then on whoever asks for a snapshot wants to send it.
     pub(crate) is_started: AtomicBool,
-    /// What was found wrong with the own state when it was to be written, and at which index.
-    pub(crate) unsound: watch::Sender<Option<(u64, String)>>,
+    /// Why the last snapshot was not written: the state was not what it was known to be. None once one was written.
+    pub(crate) unsound: watch::Sender<Option<String>>,
 }
 
 #[derive(Clone, Default)]
@@ -217,6 +217,11 @@ impl<M: StateMachine> Applied<M> {
         self.covered.lock().membership.membership().clone()
     }
 
+    /// What was found wrong with the state is over.
+    fn sound(&self) {
+        self.unsound.send_if_modified(|why| why.take().is_some());
+    }
+
     fn meta(&self) -> SnapshotMeta {
         let covered = self.covered.lock().clone();
         SnapshotMeta { last_log_id: covered.last, last_membership: covered.membership }
@@ -233,6 +238,7 @@ impl<M: StateMachine> Applied<M> {
             reader.finish().map_err(|e| self.storage_failed(e))?;
         }
         *self.covered.lock() = Covered { last: meta.last_log_id, membership: meta.last_membership.clone() };
+        self.sound();
         self.bytes_since_snapshot.store(0, Ordering::Relaxed);
         self.entries_since_snapshot.store(0, Ordering::Relaxed);
         self.publish_position();
@@ -343,16 +349,29 @@ where
                 return Ok(as_openraft(installed));
             }
             Err(SnapshotError::Io { source, .. }) if Unsound::cause(&source).is_some() => {
-                let index = self.meta.last_log_id.map_or(0, |id| id.index);
-                self.shared.unsound.send_replace(Some((index, source.to_string())));
-                // The node starts over; until then it writes no snapshot.
-                return std::future::pending().await;
+                return self.unsound(&source);
             }
             Err(error) => return Err(self.shared.storage_failed(error)),
         };
         subtract(&self.shared.bytes_since_snapshot, self.covers.0);
         subtract(&self.shared.entries_since_snapshot, self.covers.1);
+        self.shared.sound();
         tracing::info!(path = %file.path().display(), bytes = file.length(), "snapshot written");
         Ok(as_openraft(file))
+    }
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Builder<C, M> {
+    /// There is no snapshot of this state, and the member goes on without: the next checkpoint judges it. An error would end it.
+    fn unsound(&self, cause: &io::Error) -> Result<Snapshot, io::Error> {
+        let index = self.meta.last_log_id.map_or(0, |id| id.index);
+        let why = format!("the state at index {index} is not what its digest was kept of: {cause}");
+        tracing::error!(why, "no snapshot written; the next checkpoint judges this member");
+        self.shared.machine.found_unsound(index, &why);
+        self.shared.unsound.send_replace(Some(why));
+        let before = self.shared.snapshots.current();
+        let before = before.map_or_else(|| SnapshotFile::none(&self.shared.data_dir), Ok);
+        // What openraft knows already changes nothing there.
+        before.map(as_openraft).map_err(|e| self.shared.storage_failed(e))
     }
 }

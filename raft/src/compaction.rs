@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use openraft::Raft;
-use openraft::async_runtime::AsyncRuntime;
 use openraft::async_runtime::watch::WatchReceiver;
+use openraft::async_runtime::{AsyncRuntime, Select2};
 use openraft::metrics::WaitError;
 
 use crate::apply::{Adapter, Applied};
@@ -22,6 +22,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a snapshot is waited for before it is asked for again. openraft takes no second request while it builds
 /// one, and the one it builds may have been asked for earlier, by a caller that is gone, and cover less.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// Pause after a state turned out unsound: the next checkpoint judges this member meanwhile.
+const UNSOUND_PAUSE: Duration = Duration::from_secs(10);
 
 /// A member that was not heard for so long is not fed any more: the log does not wait for the dead.
 const FED_HEARD_WITHIN: Duration = Duration::from_secs(10);
@@ -37,6 +40,9 @@ pub enum CompactError {
     /// Nothing was applied yet.
     #[error("nothing was applied yet; there is nothing to snapshot")]
     Empty,
+    /// The state is not what its digest was kept of: no snapshot of it was kept.
+    #[error("no snapshot was written: {0}; the next checkpoint judges this member")]
+    Unsound(String),
     /// The node stopped for good.
     #[error("the node stopped: {0}")]
     Fatal(String),
@@ -120,6 +126,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     /// Has a snapshot written that covers `index`, which was applied.
     async fn snapshot(&self, index: u64) -> Result<(), CompactError> {
         let fatal = |e: &dyn std::fmt::Display| CompactError::Fatal(e.to_string());
+        let mut unsound = self.applied.unsound.subscribe();
         loop {
             // openraft snapshots at what it has applied by then: at or after `index`.
             self.raft.trigger().snapshot().await.map_err(|e| fatal(&e))?;
@@ -128,10 +135,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
                 |m| m.running_state.is_err() || m.snapshot.as_ref().is_some_and(|id| id.index >= index),
                 "snapshot written",
             );
-            match done.await {
-                Ok(metrics) => return metrics.running_state.map_err(|e| fatal(&e)),
-                Err(WaitError::Timeout(..)) => {}
-                Err(error) => return Err(fatal(&error)),
+            let failed = async { unsound.changed().await.ok().and_then(|()| unsound.borrow().clone()) };
+            match C::AsyncRuntime::select2(done, failed).await {
+                Select2::First(Ok(metrics)) => return metrics.running_state.map_err(|e| fatal(&e)),
+                Select2::First(Err(WaitError::Timeout(..))) | Select2::Second(None) => {}
+                Select2::First(Err(error)) => return Err(fatal(&error)),
+                Select2::Second(Some(why)) => return Err(CompactError::Unsound(why)),
             }
         }
     }
@@ -160,6 +169,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
                 Ok(index) => tracing::info!(index, "log compacted"),
                 // The next look finds it due again, unless the node is over.
                 Err(CompactError::Empty) => {}
+                // Said where it was found out.
+                Err(CompactError::Unsound(_)) => C::AsyncRuntime::sleep(UNSOUND_PAUSE).await,
                 Err(error @ CompactError::Fatal(_)) => {
                     tracing::warn!(%error, "log not compacted");
                     return;
