@@ -3,6 +3,7 @@
 //! up to what the snapshot's predecessor and the followers that are being fed leave room for. Only snapshots that a majority
 //! vouched for count (M3).
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -34,6 +35,38 @@ const CAUGHT_UP_ENTRIES: u64 = 1_024;
 /// A snapshot that no majority vouches for is replaced all the same when the log is so many times longer than it should be.
 const OVERDUE_TIMES: u64 = 4;
 
+/// So many times the log that makes a snapshot due is kept for a member that is fed.
+const FEED_LOG_TIMES: u64 = 8;
+/// Places in the log whose distance in bytes is remembered, and how far apart they are.
+const MILESTONES_MAX: usize = 4_096;
+const MILESTONE_BYTES: u64 = 4 << 20;
+
+/// How many bytes of payload were applied up to which index: since the start, or since a snapshot was taken in.
+#[derive(Default)]
+pub(crate) struct Milestones {
+    bytes: u64,
+    passed: VecDeque<(u64, u64)>,
+}
+
+impl Milestones {
+    /// The entry at `index` was applied.
+    pub(crate) fn add(&mut self, index: u64, bytes: u64) {
+        if self.passed.back().is_none_or(|(_, at)| self.bytes - at >= MILESTONE_BYTES) {
+            if self.passed.len() == MILESTONES_MAX {
+                self.passed.pop_front();
+            }
+            self.passed.push_back((index, self.bytes));
+        }
+        self.bytes += bytes;
+    }
+
+    /// Bytes after `index`, as far as they are known: never more than there are, and less by no more than a milestone's.
+    fn bytes_after(&self, index: u64) -> u64 {
+        let next = self.passed.partition_point(|(passed, _)| *passed <= index);
+        self.passed.get(next).map_or(0, |(_, at)| self.bytes - at)
+    }
+}
+
 /// Why the log was not compacted.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CompactError {
@@ -54,14 +87,17 @@ pub(crate) struct Compactor<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     applied: std::sync::Arc<Applied<M>>,
     keep_log_entries: u64,
     feed_log_entries_max: u64,
+    feed_log_bytes_max: u64,
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     pub(crate) fn new(raft: Raft<C, Adapter<C, M>>, applied: std::sync::Arc<Applied<M>>, options: &Options) -> Self {
         let one_at_a_time = tokio::sync::Mutex::new(());
-        let Options { keep_log_entries, feed_log_entries_max, .. } = *options;
-        Compactor { raft, applied, keep_log_entries, feed_log_entries_max, one_at_a_time }
+        let Options { keep_log_entries, feed_log_entries_max, snapshot_log_bytes, .. } = *options;
+        let known = MILESTONES_MAX as u64 * MILESTONE_BYTES / 2;
+        let feed_log_bytes_max = snapshot_log_bytes.saturating_mul(FEED_LOG_TIMES).min(known);
+        Compactor { raft, applied, keep_log_entries, feed_log_entries_max, feed_log_bytes_max, one_at_a_time }
     }
 
     /// Snapshots the applied state and purges the log behind it. Returns the index that the snapshot covers.
@@ -86,7 +122,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
         let fed = self.needed_by_the_fed();
         let purged = self.raft.metrics().borrow_watched().purged.map(|id| id.index);
         match purge_upto(agreed.index, self.keep_log_entries, fallback, fed) {
-            Some(upto) if Some(upto) > purged => self.raft.trigger().purge_log(upto).await,
+            Some(upto) if Some(upto) > purged => {
+                // Before: what does not reach so far is sent to nobody from here on.
+                self.applied.purged.fetch_max(upto, Ordering::Relaxed);
+                self.raft.trigger().purge_log(upto).await
+            }
             _ => Ok(()),
         }
     }
@@ -96,6 +136,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     fn needed_by_the_fed(&self) -> Option<u64> {
         let metrics = self.raft.metrics().borrow_watched().clone();
         let last = metrics.last_log_index.unwrap_or(0);
+        let purged = metrics.purged.map_or(0, |id| id.index);
         let members = member_statuses(&metrics);
         let mut needed = None::<u64>;
         for (target, covers) in self.applied.snapshots.held() {
@@ -106,15 +147,22 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
             let holds = covers.max(matched);
             let lacks = last.saturating_sub(holds);
             let caught_up = matched >= covers && lacks < CAUGHT_UP_ENTRIES;
-            if lacks > self.feed_log_entries_max {
+            let bytes = self.applied.milestones.lock().bytes_after(holds);
+            let too_slow = lacks > self.feed_log_entries_max || bytes > self.feed_log_bytes_max;
+            if too_slow {
+                let (entries_max, bytes_max) = (self.feed_log_entries_max, self.feed_log_bytes_max);
                 tracing::warn!(
                     target,
                     lacks,
-                    limit = self.feed_log_entries_max,
+                    bytes,
+                    entries_max,
+                    bytes_max,
                     "a member is fed too slowly; it will start over"
                 );
             }
-            if !metrics.state.is_leader() || !heard || lacks > self.feed_log_entries_max || caught_up {
+            // What it would go on with is gone: it needs another snapshot.
+            let in_vain = holds < purged;
+            if !metrics.state.is_leader() || !heard || too_slow || caught_up || in_vain {
                 self.applied.snapshots.release(target);
                 continue;
             }
@@ -190,6 +238,22 @@ fn purge_upto(covered: u64, keep: u64, fallback: Option<u64>, fed: Option<u64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bytes_after_an_index_are_known_to_a_milestone() {
+        let mut milestones = Milestones::default();
+        for index in 1..=100_000u64 {
+            milestones.add(index, 1 << 12);
+        }
+        for (index, bytes) in [(0, 100_000 << 12), (50_000, 50_000 << 12), (99_999, 1 << 12), (100_000, 0)] {
+            let known = milestones.bytes_after(index);
+            assert!(known <= bytes && bytes - known <= MILESTONE_BYTES, "{known} of {bytes} after {index}");
+        }
+        assert!(milestones.passed.len() <= MILESTONES_MAX);
+        milestones.add(100_001, u64::from(u32::MAX) << 8);
+        (0..2 * MILESTONES_MAX as u64).for_each(|more| milestones.add(200_000 + more, MILESTONE_BYTES));
+        assert_eq!(milestones.passed.len(), MILESTONES_MAX);
+    }
 
     #[test]
     fn the_log_behind_the_older_snapshot_and_the_kept_entries_stays() {

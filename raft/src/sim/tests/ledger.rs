@@ -169,8 +169,9 @@ impl StateMachine for Ledger {
     fn admits_state(&self, input: &mut dyn io::Read) -> Result<(), MachineError> {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes).map_err(|e| MachineError::new(e.to_string()))?;
-        let ids = bytes.chunks_exact(16).skip(1).filter_map(|pair| pair.first_chunk());
-        ids.map(|bytes| u64::from_le_bytes(*bytes)).try_for_each(|id| self.knows(id))
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let [_hash, _repeated, count, pairs @ ..] = &words[..] else { return Ok(()) };
+        pairs.as_chunks::<2>().0.iter().take(*count as usize).try_for_each(|[id, _]| self.knows(*id))
     }
 
     fn levels(&self) -> Levels {
