@@ -430,7 +430,7 @@ pub static SETTINGS: &[Setting] = &[
         "feed_log_entries_max",
         Kind::Integer(1_024, u64::MAX),
         "4000000",
-        "log entries kept at most for a standby that is being sent a snapshot, or catches up after one; beyond them it starts over with a newer one",
+        "log entries kept at most for a standby that is being sent a snapshot, or catches up after one; beyond them, or beyond 8 times snapshot_log_bytes, it starts over with a newer one",
     ),
     setting(
         Section::Master,
@@ -444,7 +444,7 @@ pub static SETTINGS: &[Setting] = &[
         "checkpoint_interval",
         Kind::Duration,
         "5s",
-        "how often the masters compare their states; one that differs from the majority starts over; 0: never",
+        "how often the masters compare their states; one that differs from the majority starts over; 0: this master does not, and takes its own word for its snapshots",
     ),
     // Datanode.
     setting(
