@@ -251,11 +251,16 @@ async fn make(service: &Arc<Service>, wait: Duration) -> Result<(), Error> {
     let deadline = Instant::now() + wait;
     while !is_agreed() {
         if let Some(why) = in_doubt(service) {
-            return Err(Error::new(ErrorCode::StateDiverged, format!("the image of entry {index} is not agreed: {why}")));
+            return Err(Error::new(
+                ErrorCode::StateDiverged,
+                format!("the image of entry {index} is not agreed: {why}"),
+            ));
         }
         let why = match can_be_agreed(service) {
             false => "no majority of the masters is heard",
-            true if Instant::now() > deadline => "no majority of the masters has the same state at a later checkpoint yet",
+            true if Instant::now() > deadline => {
+                "no majority of the masters has the same state at a later checkpoint yet"
+            }
             true => {
                 tokio::time::sleep(LOOK_AGAIN).await;
                 continue;
