@@ -135,8 +135,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     /// is silent is not waited for, nor one that would keep more than so many entries.
     fn needed_by_the_fed(&self) -> Option<u64> {
         let metrics = self.raft.metrics().borrow_watched().clone();
-        let last = metrics.last_log_index.unwrap_or(0);
         let purged = metrics.purged.map_or(0, |id| id.index);
+        let last = metrics.last_log_index.unwrap_or(0);
         let members = member_statuses(&metrics);
         let mut needed = None::<u64>;
         for (target, covers) in self.applied.snapshots.held() {

@@ -115,10 +115,11 @@ impl SnapshotStore {
     }
 
     /// A majority vouched for this member's state at `index` (M3), and with it for every earlier state that it came from: an
-    /// error in it would have stayed. Durable when it returns.
+    /// error in it would have stayed. A snapshot of that very index may have been taken after it was looked at, and has to wait
+    /// for the next. Durable when it returns.
     pub fn vouch(&self, index: u64) -> Result<(), SnapshotError> {
         let mut kept = self.shared.kept.lock();
-        let covers = |file: &SnapshotFile| file.meta().last_log_id.is_none_or(|id| id.index <= index);
+        let covers = |file: &SnapshotFile| file.meta().last_log_id.is_none_or(|id| id.index < index);
         let vouched: Vec<SnapshotFile> = kept.iter().filter(|f| !f.is_agreed() && covers(f)).cloned().collect();
         for file in &vouched {
             self.mark(file.path())?;

@@ -149,6 +149,8 @@ fn check_snapshots(cluster: &Cluster, dir: &std::path::Path) -> Result<(), Strin
     Ok(())
 }
 
+/// Tried with a snapshot of the very index that is vouched for taken as agreed: fails, the mistake was made after that index was
+/// looked at and before the snapshot.
 #[test]
 fn a_bit_flip_heals_and_spreads_to_nobody() {
     for victim in [Victim::Follower, Victim::Leader] {
@@ -181,6 +183,8 @@ async fn nobody_vouches(seed: u64, dir: PathBuf) -> Result<(), String> {
             return Err(format!("node {} purged up to {}", node.node_id(), status.purged_index));
         }
     }
+    let last = put(&cluster, 100).await?;
+    converge(&cluster, last).await?;
     tend(&cluster).await?;
     let purged = || cluster.nodes().iter().all(|node| node.status().purged_index > 0).then_some(());
     until("the log goes once the snapshots are agreed", 5_000, purged).await
