@@ -155,8 +155,11 @@ async fn two_lag(seed: u64, dir: PathBuf) -> Result<(), String> {
     until("it follows", 30_000, || (back.status().applied_index >= covers + 30).then_some(())).await?;
     // It hears the leader no more; what the leader had from it is a moment old.
     cluster.world().cut(own, first);
-    for id in 1_000..2_200 {
-        put(&cluster, id).await?;
+    for half in [1_000..1_600, 1_600..2_200] {
+        for id in half {
+            put(&cluster, id).await?;
+        }
+        leader.compact().await.map_err(text)?;
     }
     until("the log goes up to where the first is", 9_000, || (leader.status().purged_index > covers).then_some(()))
         .await?;
