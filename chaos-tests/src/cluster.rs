@@ -11,7 +11,7 @@ use tidepool_proto::v1::StatusResponse;
 use crate::admin;
 use crate::digests::{self, DigestComparison};
 use crate::ports;
-use crate::process::{Fault, Input, Launch, Lifetime, Process, Usage};
+use crate::process::{Fault, Input, Launch, Lifetime, Process, Signal, Usage};
 
 /// How long a pool may take to boot on a slow, shared machine.
 const BOOT_WITHIN: Duration = Duration::from_secs(60);
@@ -105,6 +105,35 @@ impl Role {
     /// From the next start on it has these arguments too.
     pub fn add_arguments(&mut self, arguments: &[&str]) {
         self.launch.arguments.extend(arguments.iter().map(|word| word.to_string()));
+    }
+
+    /// The binary of the next start: an upgrade, or the way back.
+    pub fn set_binary(&mut self, binary: &Path) {
+        self.launch.binary = binary.to_owned();
+    }
+
+    /// SIGTERM, and the end that the role chooses; answers when the signal was sent.
+    pub async fn stop(&mut self, within: Duration) -> Result<u64> {
+        let process = self.process()?;
+        let at_ns = process.signal(Signal::TERM)?;
+        let status = process.wait(within).await?;
+        if !status.success() {
+            bail!("{} ended badly ({status}); its log ends:\n{}", self.launch.name, self.log_tail());
+        }
+        Ok(at_ns)
+    }
+
+    fn log_tail(&self) -> String {
+        crate::process::log_tail(&self.launch.log)
+    }
+
+    /// The same, instead of what an argument of this name was before.
+    pub fn set_argument(&mut self, name: &str, value: &str) {
+        let arguments = &mut self.launch.arguments;
+        if let Some(at) = arguments.iter().position(|word| word == name) {
+            arguments.drain(at..arguments.len().min(at + 2));
+        }
+        self.add_arguments(&[name, value]);
     }
 
     /// The child, running or ended.

@@ -17,7 +17,7 @@ async fn small_snapshots() -> Pool {
             ("--snapshot-log-bytes", "128KiB"),
             ("--keep-log-entries", "0"),
             ("--checkpoint-interval", "200ms"),
-            ("--snapshot-send-bytes-per-s", "512KiB"),
+            ("--snapshot-bytes-per-s", "512KiB"),
         ];
         options.master_arguments =
             flags.iter().flat_map(|(flag, value)| [flag.to_string(), value.to_string()]).collect();
@@ -74,16 +74,15 @@ async fn a_standby_whose_snapshot_was_damaged_on_disk_comes_back_whole() {
     put_all(&pool.client, &all, OBJECT_BYTES, 1).await;
     let leader = pool.cluster.leader(WITHIN).await.unwrap();
     let standby = (leader + 1) % 3;
-    let address = pool.cluster.masters[standby].rpc;
-    wait_for("two snapshots", async || {
+    let snapshots = pool.cluster.masters[standby].data_dir.join("snapshots");
+    wait_for("two agreed snapshots", async || {
         put_all(&pool.client, &keys("again", 200), OBJECT_BYTES, 1).await;
         pool.client.remove_many(&keys("again", 200), tidepool_client::RemoveMode::Force, None).await;
-        let status = admin::status(address).await.ok()?;
-        (status.purged_index > 0).then_some(())
+        let names = std::fs::read_dir(&snapshots).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+        (names.filter(|path| path.extension().is_some_and(|e| e == "agreed")).count() >= 2).then_some(())
     })
     .await;
     pool.cluster.masters[standby].kill().unwrap();
-    let snapshots = pool.cluster.masters[standby].data_dir.join("snapshots");
     let files = std::fs::read_dir(&snapshots).unwrap().map(|entry| entry.unwrap().path());
     let newest = files.filter(|path| path.extension().is_some_and(|e| e == "snap")).max().expect("a snapshot");
     let mut bytes = std::fs::read(&newest).unwrap();

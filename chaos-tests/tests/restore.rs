@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rig::{Pool, WITHIN, assert_space_adds_up, binary, connect, expect_all, free_bytes, keys, pool, put_all, wait_for};
+use bytes::Bytes;
+use rig::{Pool, WITHIN, assert_space_adds_up, binary, connect, free_bytes, keys, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
 use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions};
 use tidepool_chaos_tests::content::value_of;
 use tidepool_chaos_tests::process::Signal;
 use tidepool_client::{Client, PutItem, PutOptions, RemoveMode};
-use tidepool_proto::ErrorCode;
+use tidepool_proto::{Error, ErrorCode, ObjectId};
 
 const OBJECT_BYTES: usize = 20_000;
 
@@ -26,8 +27,7 @@ async fn saved_pool(change: impl FnOnce(&mut ClusterOptions)) -> Pool {
             &format!("file://{}", snapshots.display()),
             "--snapshot-interval",
             "0",
-            "--snapshot-on-shutdown",
-            "false",
+            "--snapshot-on-shutdown=false",
         ];
         options.master_arguments = own.iter().map(|word| word.to_string()).collect();
         change(options);
@@ -45,9 +45,7 @@ async fn save(cluster: &mut Cluster) -> u64 {
 }
 
 fn kill_masters(cluster: &mut Cluster) {
-    for master in &mut cluster.masters {
-        master.kill().unwrap();
-    }
+    cluster.masters.iter_mut().for_each(|master| _ = master.kill().unwrap());
 }
 
 /// Every master is killed and its data is gone.
@@ -59,21 +57,41 @@ fn lose_masters(cluster: &mut Cluster) {
 }
 
 /// Every master is started again, told to restore.
-async fn restore(cluster: &mut Cluster, first: bool) {
-    let url = format!("file://{}", snapshots(cluster.work_dir()).display());
+async fn restore(cluster: &mut Cluster) {
+    restore_from(cluster, "").await;
+}
+
+/// The same, from what lies in this directory below the place of the snapshots.
+async fn restore_from(cluster: &mut Cluster, below: &str) {
+    let url = format!("file://{}{below}", snapshots(cluster.work_dir()).display());
     for master in &mut cluster.masters {
-        if first {
-            master.add_arguments(&["--restore-from", &url]);
-        }
+        master.set_argument("--restore-from", &url);
         master.start().unwrap();
     }
     cluster.wait_serving(WITHIN).await.unwrap();
 }
 
+/// Reads a key. On a busy machine a datanode may be silent for a moment: what is merely out of reach is asked for again.
+async fn read(client: &Client, key: &str) -> Result<Bytes, Error> {
+    wait_for("the key's datanode", async || match client.get(key, Some(WITHIN)).await {
+        Err(error) if error.code() == ErrorCode::ReplicaUnavailable => None,
+        outcome => Some(outcome),
+    })
+    .await
+}
+
+/// Every key has the bytes that were put.
+async fn expect_all(client: &Client, keys: &[String], bytes: usize) {
+    for key in keys {
+        let value = read(client, key).await.unwrap_or_else(|error| panic!("get of {key}: {error}"));
+        assert!(value == value_of(key, 0, bytes), "{key} came back with other bytes");
+    }
+}
+
 /// None of these keys has any bytes; at most a datanode must look before the directory knows.
 async fn expect_misses(client: &Client, keys: &[String]) {
     for key in keys {
-        let error = client.get(key, Some(WITHIN)).await.expect_err("it was not saved");
+        let error = read(client, key).await.expect_err("it was not saved");
         assert_eq!(error.code(), ErrorCode::ObjectNotFound, "{key}: {error}");
     }
 }
@@ -102,7 +120,7 @@ async fn case_004_case_016_case_023_all_that_was_saved_is_there_and_the_quorum_i
     let mut all = saved;
     for round in 0..2 {
         lose_masters(&mut pool.cluster);
-        restore(&mut pool.cluster, round == 0).await;
+        restore(&mut pool.cluster).await;
         // The client and the datanodes were never stopped, and nobody told them anything.
         expect_all(&pool.client, &all, OBJECT_BYTES).await;
         expect_misses(&pool.client, &lost).await;
@@ -154,14 +172,20 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
     })
     .await;
     put_all(&pool.client, &b, BYTES, 1).await;
-    let lost_ids = ids(&pool.client, &b).await;
+    // One by one, so that the log grows far beyond what a restore logs by itself.
+    let tail = keys("tail", 60);
+    for key in &tail {
+        put_all(&pool.client, std::slice::from_ref(key), BYTES, 1).await;
+    }
+    let lost_ids = ids(&pool.client, &tail).await;
 
     lose_masters(&mut pool.cluster);
-    restore(&mut pool.cluster, true).await;
+    restore(&mut pool.cluster).await;
     expect_misses(&pool.client, &b).await;
+    expect_misses(&pool.client, &tail).await;
     let (mut right, mut missed) = (0, 0);
     for key in &a {
-        match pool.client.get(key, Some(WITHIN)).await {
+        match read(&pool.client, key).await {
             Ok(bytes) => {
                 assert!(bytes == value_of(key, 0, BYTES), "{key} came back with other bytes");
                 right += 1;
@@ -181,7 +205,6 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
     })
     .await;
     // The same keys and sizes, other values: ids and places meet those of before.
-    let mut new_ids = Vec::new();
     for seed in 1..4u64 {
         for batch in b.chunks(50) {
             let items = batch.iter().map(|key| PutItem::new(key.clone(), value_of(key, seed, BYTES))).collect();
@@ -189,16 +212,91 @@ async fn space_that_was_reused_is_a_miss_and_never_other_bytes() {
             for result in pool.client.put_many(items, options).await {
                 result.unwrap();
             }
-            for (key, result) in batch.iter().zip(pool.client.get_many(batch, Some(WITHIN)).await) {
-                assert!(result.unwrap() == value_of(key, seed, BYTES), "{key} came back with other bytes");
+            for key in batch {
+                let bytes = read(&pool.client, key).await.unwrap();
+                assert!(bytes == value_of(key, seed, BYTES), "{key} came back with other bytes");
             }
         }
-        new_ids.extend(ids(&pool.client, &b).await);
         assert_space_adds_up(&pool.cluster.leader_status(WITHIN).await.unwrap());
     }
+    for key in &tail {
+        let options = PutOptions { deadline: Some(WITHIN), ..PutOptions::default() };
+        pool.client.put(key.clone(), value_of(key, 9, BYTES), options).await.unwrap();
+        let bytes = read(&pool.client, key).await.unwrap();
+        assert!(bytes == value_of(key, 9, BYTES), "{key} came back with other bytes");
+    }
+    let new_ids = ids(&pool.client, &tail).await;
     let same = new_ids.iter().filter(|id| lost_ids.contains(id)).count();
     println!("{same} of {} objects have an id that was lost", new_ids.len());
     assert!(new_ids.iter().min() < lost_ids.iter().max(), "log indexes did not meet");
+}
+
+/// Two branches of one past: the same ids, keys, lengths and places under two histories. The snapshot of the one is restored while
+/// memory holds the other. Fails when the client does not compare the header's history (tried).
+#[tokio::test(flavor = "multi_thread")]
+async fn another_branch_of_the_same_past_is_told_apart_by_its_history() {
+    let mut pool = saved_pool(|options| {
+        (options.masters, options.datanodes) = (1, 1);
+        options.master_arguments.extend(["--audit-interval".to_owned(), "0".to_owned()]);
+    })
+    .await;
+    put_all(&pool.client, &keys("base", 10), OBJECT_BYTES, 1).await;
+    save(&mut pool.cluster).await;
+    let first = cluster_directory(&mut pool.cluster).await;
+    let tail = keys("tail", 40);
+
+    lose_masters(&mut pool.cluster);
+    restore(&mut pool.cluster).await;
+    // Room for the other branch to reach the same indexes.
+    for _ in 0..60 {
+        let _missing = pool.client.remove("nothing", RemoveMode::Force, Some(WITHIN)).await;
+    }
+    let one = branch(&mut pool, &tail, 1, None).await;
+    save(&mut pool.cluster).await;
+    let second = cluster_directory(&mut pool.cluster).await;
+
+    lose_masters(&mut pool.cluster);
+    restore_from(&mut pool.cluster, &first).await;
+    expect_misses(&pool.client, &tail[..5]).await;
+    let other = branch(&mut pool, &tail, 2, Some(&one)).await;
+    let same = one.iter().filter(|place| other.contains(place)).count();
+    println!("{same} of {} objects have the same id and place in both branches", tail.len());
+    assert!(same > 0, "the branches did not meet");
+
+    lose_masters(&mut pool.cluster);
+    restore_from(&mut pool.cluster, &second).await;
+    for key in &tail {
+        match read(&pool.client, key).await {
+            Ok(bytes) => assert!(bytes == value_of(key, 1, OBJECT_BYTES), "{key} came back with other bytes"),
+            Err(error) => assert_eq!(error.code(), ErrorCode::ObjectNotFound, "{key}: {error}"),
+        }
+    }
+    expect_all(&pool.client, &keys("base", 10), OBJECT_BYTES).await;
+}
+
+/// Where the snapshots of the present cluster lie, below the place of all.
+async fn cluster_directory(cluster: &mut Cluster) -> String {
+    let uuid = cluster.leader_status(WITHIN).await.unwrap().identity.unwrap().cluster_uuid;
+    uuid.iter().fold("/".to_owned(), |name, byte| format!("{name}{byte:02x}"))
+}
+
+/// Puts the keys one by one; with another branch, each at the log index that it had there, where that is still to come. Answers id and
+/// offset of each.
+async fn branch(pool: &mut Pool, tail: &[String], seed: u64, other: Option<&[(u64, u64)]>) -> Vec<(u64, u64)> {
+    for (at, key) in tail.iter().enumerate() {
+        if let Some((id, _)) = other.map(|other| other[at]) {
+            while admin::status(pool.cluster.masters[0].rpc).await.unwrap().last_log_index + 1
+                < ObjectId(id).op().log_index()
+            {
+                let _missing = pool.client.remove("nothing", RemoveMode::Force, Some(WITHIN)).await;
+            }
+        }
+        let options = PutOptions { deadline: Some(WITHIN), ..PutOptions::default() };
+        pool.client.put(key.clone(), value_of(key, seed, OBJECT_BYTES), options).await.unwrap();
+    }
+    let stats = pool.client.stat_many(tail, Some(WITHIN)).await;
+    let place = |stat: tidepool_client::ObjectStat| (stat.object_id, stat.replicas[0].replica.offset);
+    stats.into_iter().map(|stat| place(stat.unwrap())).collect()
 }
 
 async fn ids(client: &Client, keys: &[String]) -> Vec<u64> {
@@ -241,13 +339,13 @@ async fn writes_in_flight_across_a_restore_end_right() {
         .collect();
     tokio::time::sleep(Duration::from_millis(200)).await;
     lose_masters(&mut pool.cluster);
-    restore(&mut pool.cluster, true).await;
+    restore(&mut pool.cluster).await;
     restored.store(true, std::sync::atomic::Ordering::Release);
     for writer in writers {
         let (after, failed) = tokio::time::timeout(WITHIN * 2, writer).await.expect("the writers go on").unwrap();
         println!("{failed} puts failed on the way");
         for key in &after {
-            let bytes = pool.client.get(key, Some(WITHIN)).await.unwrap();
+            let bytes = read(&pool.client, key).await.unwrap();
             assert!(bytes == value_of(key, 0, 1 << 20), "{key} came back with other bytes");
         }
     }
@@ -346,6 +444,12 @@ async fn a_restore_that_is_killed_begins_again() {
     }
     pool.cluster.masters[0].start().unwrap();
     pool.cluster.wait_serving(WITHIN).await.unwrap();
+    // A leader that was away longer than datanodes may be silent suspects them until they have found it.
+    wait_for("all of them to be listed", async || {
+        let there = pool.client.exist_many(&objects, Some(WITHIN)).await;
+        there.into_iter().all(|there| there.is_ok_and(|there| there)).then_some(())
+    })
+    .await;
     expect_all(&pool.client, &objects, OBJECT_BYTES).await;
 }
 
@@ -371,7 +475,7 @@ async fn a_damaged_snapshot_is_passed_over_and_an_empty_start_is_refused() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&metadata, bytes).unwrap();
-    restore(&mut pool.cluster, true).await;
+    restore(&mut pool.cluster).await;
     expect_all(&pool.client, &old, OBJECT_BYTES).await;
     expect_misses(&pool.client, &new).await;
     let log = std::fs::read_to_string(pool.cluster.masters[0].log()).unwrap();
@@ -391,7 +495,7 @@ async fn case_013_what_is_read_after_a_restore_outlives_what_is_not() {
     save(&mut pool.cluster).await;
     let before = used_and_capacity(&pool.cluster.leader_status(WITHIN).await.unwrap());
     lose_masters(&mut pool.cluster);
-    restore(&mut pool.cluster, true).await;
+    restore(&mut pool.cluster).await;
     let status = pool.cluster.leader_status(WITHIN).await.unwrap();
     assert_eq!(used_and_capacity(&status), before);
     assert_space_adds_up(&status);

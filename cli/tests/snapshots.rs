@@ -20,8 +20,13 @@ struct Pool {
 }
 
 fn start(directory: &Path, url: &str, more: &[&str]) -> Pool {
+    start_at("127.0.0.1:0", directory, url, more)
+}
+
+/// At an address: one that is started again is known by it.
+fn start_at(listen: &str, directory: &Path, url: &str, more: &[&str]) -> Pool {
     let data = directory.join("master");
-    let fixed = ["master", "--listen", "127.0.0.1:0", "--http-port", "0", "--data-dir", data.to_str().unwrap()];
+    let fixed = ["master", "--listen", listen, "--http-port", "0", "--data-dir", data.to_str().unwrap()];
     let mut role = Role::start(directory, "master", &[&fixed[..], &["--snapshot-url", url], more].concat());
     let rpc = role.address("rpc");
     wait_for("a leader", || (code(&run(&["status", "--masters", &rpc])) == 0).then_some(()));
@@ -62,7 +67,7 @@ fn snapshots_are_taken_listed_shown_and_verified() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("published");
     let url = url_of(&place);
-    let pool = start(directory.path(), &url, &["--snapshot-interval", "0s"]);
+    let mut pool = start(directory.path(), &url, &["--snapshot-interval", "0s"]);
     let missing = run(&["snapshot", "show", "--from", &url_of(&directory.path().join("nothing"))]);
     assert_eq!(code(&missing), 7, "{}", text(&missing.stderr));
 
@@ -84,6 +89,16 @@ fn snapshots_are_taken_listed_shown_and_verified() {
     expect(&["snapshot", "verify", "--from", &url]);
     let status: Value = serde_json::from_str(&expect(&["status", "-o", "json", "--masters", &pool.rpc])).unwrap();
     assert_eq!(status["masters"][0]["snapshot"]["published_index"].as_u64(), Some(indexes[2]));
+
+    let (_, metrics) = binary::http(&pool.role.address("http"), "GET", "/metrics", "");
+    let figure = |name: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    assert_eq!(figure("tidepool_master_snapshot_published_index") as u64, indexes[2]);
+    assert!(figure("tidepool_raft_apply_held_seconds_count{step=\"freeze\"}") >= 4.0);
+    assert!(figure("tidepool_raft_apply_held_seconds_count{step=\"entry\"}") >= 4.0);
+    assert_eq!(figure("tidepool_master_snapshot_seconds_count{phase=\"upload\"}"), 4.0);
 
     // Damage is named, by part; the code says whether anything is left.
     let segments = place.join(&path).join("segments");
@@ -158,11 +173,12 @@ fn a_killed_process_leaves_what_was_published_and_the_next_one_goes_on() {
     let place = directory.path().join("published");
     let url = url_of(&place);
     // Slowed down, so that the kill falls into the sending too.
-    let slow = ["--snapshot-interval", "0s", "--snapshot-upload-bytes-per-s", "1KiB"];
-    let mut newest = 0;
-    let mut cut = 0;
+    let slow = ["--snapshot-interval", "0s", "--snapshot-bytes-per-s", "1KiB"];
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("127.0.0.1:{port}");
+    let (mut newest, mut cut) = (0, 0);
     for round in 0..ROUNDS {
-        let pool = start(directory.path(), &url, &slow);
+        let pool = start_at(&listen, directory.path(), &url, &slow);
         pool.change(&format!("round-{round}"));
         let mut taking = tidepool();
         taking.args(["snapshot", "take", "--masters", &pool.rpc]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -185,7 +201,7 @@ fn a_killed_process_leaves_what_was_published_and_the_next_one_goes_on() {
         }
     }
     assert!(cut > 0, "no round was cut short");
-    let pool = start(directory.path(), &url, &["--snapshot-interval", "0s"]);
+    let pool = start_at(&listen, directory.path(), &url, &["--snapshot-interval", "0s"]);
     pool.change("after");
     assert!(pool.taken()["index"].as_u64().unwrap() > newest);
     expect(&["snapshot", "verify", "--from", &url]);

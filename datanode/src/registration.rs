@@ -73,13 +73,14 @@ pub(crate) async fn register(
             if theirs.cluster_uuid[..] == own.0 {
                 return Err(error);
             }
-            // A master says WRONG_CLUSTER in office only; a standby says NOT_LEADER.
-            if error.code() == ErrorCode::WrongCluster
-                && let Some(found) = Successor::of_cluster(own, theirs)
-            {
+            // A master says WRONG_CLUSTER in office only; one that is not decides nothing.
+            if error.code() != ErrorCode::WrongCluster {
+                return Err(Error::new(ErrorCode::Unavailable, format!("of another cluster: {}", error.message())));
+            }
+            if let Some(found) = Successor::of_cluster(own, theirs) {
                 *successor.lock() = Some(Succeeded { successor: found, error: error.clone() });
             }
-            Err(Error::new(ErrorCode::WrongCluster, error.message()))
+            Err(error)
         }
     });
     match ask.await {

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use tidepool_proto::{Address, ClusterId, Error, ErrorCode, LogTime, NodeId};
-use tidepool_raft::{ClusterIdentity, Frozen, LogPosition, OpenError, Restored, is_vacant};
+use tidepool_raft::{ClusterIdentity, Frozen, LogPosition, OpenError, Restored, is_vacant, knows_cluster};
 
 use crate::directory::limits::{ANCESTORS_MAX, HISTORIES_FEATURE_LEVEL};
 use crate::directory::{Directory, EntryBuilder, FrozenDirectory, Op};
@@ -106,23 +106,38 @@ pub fn restore(
     let cluster = choose(&catalogue, location)?;
     let mut skipped = Vec::new();
     for candidate in catalogue.candidates()?.into_iter().filter(|candidate| candidate.place.cluster == cluster) {
-        let loaded = catalogue.image(&candidate).and_then(|image| image.load().map(|directory| (image, directory)));
+        let loaded = catalogue.image(&candidate).and_then(|image| {
+            let directory = image.load()?;
+            check_ancestors(&image, &directory)?;
+            Ok((image, directory))
+        });
         match loaded {
             Ok((image, directory)) => {
                 return make(&image, directory, skipped, (data_dir, node_id, address)).map(Some);
             }
             Err(why @ Rejected::Version(_)) => return Err(refuse(format!("{}: {why}", candidate.place)).into()),
+            // It may be whole: what lies between it and an older one would be lost for ever.
+            Err(Rejected::Unreadable(error)) => return Err(error.into()),
             Err(why) => {
                 tracing::warn!(candidate = %candidate.place, %why, "passed over; an older snapshot is tried");
                 skipped.push((candidate.place.to_string(), why.to_string()));
             }
         }
     }
+    let others: BTreeSet<ClusterId> = catalogue.candidates()?.iter().map(|candidate| candidate.place.cluster).collect();
+    let others: Vec<String> = others.iter().filter(|other| **other != cluster).map(directory_name).collect();
+    let others = match others.is_empty() {
+        true => String::new(),
+        false => format!(
+            "; the clusters that it went on from lie there too, restore one by {location}/CLUSTER: {}",
+            others.join(", ")
+        ),
+    };
     let told: Vec<String> = skipped.iter().take(NAMES_SHOWN).map(|(name, why)| format!("{name}: {why}")).collect();
     Err(Error::new(
         ErrorCode::StorageCorrupt,
         format!(
-            "none of {} snapshots at {location} can be restored ({}); to begin empty all the same, start without --restore-from and with --accept-data-loss",
+            "none of {} snapshots of cluster {cluster} at {location} can be restored ({}){others}; to begin empty all the same, start without --restore-from and with --accept-data-loss",
             skipped.len(),
             told.join("; ")
         ),
@@ -142,21 +157,43 @@ fn choose(catalogue: &Catalogue, location: &Location) -> Result<ClusterId, Resto
     }
     for &cluster in &clusters {
         let of_cluster = candidates.iter().filter(|candidate| candidate.place.cluster == cluster);
-        let described =
-            of_cluster.filter_map(|candidate| catalogue.image(candidate).ok()).map(|image| image.descriptor);
-        let named: BTreeSet<ClusterId> = described.flat_map(|one| one.ancestors).map(|a| a.cluster).collect();
+        let mut named = BTreeSet::new();
+        for candidate in of_cluster {
+            match catalogue.image(candidate) {
+                Ok(image) => named.extend(image.descriptor.ancestors.iter().map(|ancestor| ancestor.cluster)),
+                Err(Rejected::Unreadable(error)) => return Err(error.into()),
+                // It says nothing that could be believed.
+                Err(_) => {}
+            }
+        }
         if clusters.iter().all(|other| *other == cluster || named.contains(other)) {
             return Ok(cluster);
         }
     }
-    let names: Vec<String> =
-        clusters.iter().take(NAMES_SHOWN).map(ClusterId::to_string).map(|c| c.replace('-', "")).collect();
+    let names: Vec<String> = clusters.iter().take(NAMES_SHOWN).map(directory_name).collect();
     Err(refuse(format!(
         "snapshots of {} clusters lie at {location}, and none of them went on from all the others: say which by {location}/CLUSTER, one of {}",
         clusters.len(),
         names.join(", ")
     ))
     .into())
+}
+
+/// As a cluster's directory is called at a location.
+fn directory_name(cluster: &ClusterId) -> String {
+    cluster.to_string().replace('-', "")
+}
+
+/// An image from before the present history of those who published it is not theirs: its ids would be taken for ids of that
+/// history, and everything it lists would be a miss.
+fn check_ancestors(image: &PublishedImage, directory: &Directory) -> Result<(), Rejected> {
+    let ancestors = directory.ancestors();
+    let inside = ancestors.iter().rev().map(|ancestor| (ancestor.cluster, ancestor.history));
+    let said = image.descriptor.ancestors.iter().map(|ancestor| (ancestor.cluster, ancestor.history));
+    if inside.eq(said) {
+        return Ok(());
+    }
+    Err(Rejected::Foreign { file: "image", of: "an earlier history than its descriptor's".to_owned() })
 }
 
 fn make(
@@ -199,7 +236,7 @@ fn make(
 
 /// Refuses to begin an empty cluster where snapshots of another one lie, whole or not. `data_dir` is the master's.
 pub fn check_nothing_to_lose(location: &Location, data_dir: &Path) -> Result<(), RestoreFailed> {
-    if !is_vacant(data_dir)? {
+    if !is_vacant(data_dir)? || knows_cluster(data_dir)? {
         return Ok(());
     }
     let candidates = Catalogue::open(location)?.candidates()?;
@@ -208,7 +245,7 @@ pub fn check_nothing_to_lose(location: &Location, data_dir: &Path) -> Result<(),
     }
     let names: Vec<String> = candidates.iter().take(NAMES_SHOWN).map(|candidate| candidate.place.to_string()).collect();
     Err(refuse(format!(
-        "the data directory {} is empty, but {} snapshots lie at {location} ({}{}): restore them with --restore-from {location}, join          the cluster that is running with --join, or begin an empty one with --accept-data-loss",
+        "the data directory {} is empty, but {} snapshots lie at {location} ({}{}): restore them with --restore-from {location}, join the cluster that is running with --join, or begin an empty one with --accept-data-loss",
         data_dir.display(),
         candidates.len(),
         names.join(", "),

@@ -88,16 +88,27 @@ pub(crate) struct Compactor<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     keep_log_entries: u64,
     feed_log_entries_max: u64,
     feed_log_bytes_max: u64,
+    /// Payload bytes and entries since the last snapshot after which another is due.
+    due_after: (u64, u64),
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
     pub(crate) fn new(raft: Raft<C, Adapter<C, M>>, applied: std::sync::Arc<Applied<M>>, options: &Options) -> Self {
         let one_at_a_time = tokio::sync::Mutex::new(());
-        let Options { keep_log_entries, feed_log_entries_max, snapshot_log_bytes, .. } = *options;
+        let Options { keep_log_entries, feed_log_entries_max, snapshot_log_bytes, snapshot_log_entries, .. } = *options;
         let known = MILESTONES_MAX as u64 * MILESTONE_BYTES / 2;
         let feed_log_bytes_max = snapshot_log_bytes.saturating_mul(FEED_LOG_TIMES).min(known);
-        Compactor { raft, applied, keep_log_entries, feed_log_entries_max, feed_log_bytes_max, one_at_a_time }
+        let due_after = (snapshot_log_bytes, snapshot_log_entries);
+        Compactor {
+            raft,
+            applied,
+            keep_log_entries,
+            feed_log_entries_max,
+            feed_log_bytes_max,
+            due_after,
+            one_at_a_time,
+        }
     }
 
     /// Snapshots the applied state and purges the log behind it. Returns the index that the snapshot covers.
@@ -193,24 +204,34 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
         }
     }
 
+    /// Whether so much was applied since the last snapshot: the whole of what makes one due, or a part of it.
+    fn is_due(&self, part: u64) -> bool {
+        let (bytes, entries) = self.due_after;
+        self.applied.bytes_since_snapshot.load(Ordering::Relaxed) >= (bytes / part).max(1)
+            || self.applied.entries_since_snapshot.load(Ordering::Relaxed) >= (entries / part).max(1)
+    }
+
+    /// Compacts before a stop, if half of what makes a snapshot due was applied: the next start would replay it.
+    pub(crate) async fn compact_before_stop(&self) -> Result<Option<u64>, CompactError> {
+        if self.is_due(2) { self.compact().await.map(Some) } else { Ok(None) }
+    }
+
     fn covered(&self) -> Option<u64> {
         self.applied.snapshots.current().and_then(|file| file.meta().last_log_id.map(|id| id.index))
     }
 
     /// Compacts whenever enough was applied, for ever.
-    pub(crate) async fn run(&self, bytes: u64, entries: u64) {
+    pub(crate) async fn run(&self) {
         loop {
             C::AsyncRuntime::sleep(CHECK_INTERVAL).await;
             if let Err(error) = self.purge().await {
                 tracing::warn!(%error, "log not purged");
                 return;
             }
-            let due = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) >= bytes
-                || self.applied.entries_since_snapshot.load(Ordering::Relaxed) >= entries;
             // One that waits to be vouched for would be replaced before it is: nothing would ever be purged.
             let waits = self.applied.snapshots.current().is_some_and(|file| !file.is_agreed());
-            let overdue = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) / OVERDUE_TIMES >= bytes;
-            if !due || (waits && !overdue) {
+            let overdue = self.applied.bytes_since_snapshot.load(Ordering::Relaxed) / OVERDUE_TIMES >= self.due_after.0;
+            if !self.is_due(1) || (waits && !overdue) {
                 continue;
             }
             match self.compact().await {

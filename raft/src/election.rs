@@ -43,6 +43,10 @@ impl ElectionProfile {
     pub fn timeout_max(self) -> Duration {
         Duration::from_millis(self.figures().2)
     }
+    /// Longest silence of a leader after which a standby still counts as knowing what is committed.
+    pub fn silence_max(self) -> Duration {
+        self.timeout_max() * 2
+    }
     /// How long a leader may answer reads after a quorum last confirmed it, without asking again: half the lease,
     /// which leaves the other half for clocks that run at different rates (R2).
     pub fn read_confirmation_age_max(self) -> Duration {

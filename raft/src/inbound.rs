@@ -84,6 +84,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
         options: Options,
     ) -> Inbound<C, M> {
         let beats = AtomicU64::new(0);
+        let lag = Lag::new(options.election.silence_max());
         Inbound {
             shared: Arc::new(Shared {
                 raft,
@@ -91,7 +92,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
                 fence,
                 machine,
                 options,
-                lag: Lag::new(),
+                lag,
                 beats,
                 may_lead: AtomicBool::new(true),
             }),

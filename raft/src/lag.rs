@@ -19,6 +19,8 @@ type InstantOf<C> = <<C as openraft::RaftTypeConfig>::AsyncRuntime as AsyncRunti
 
 /// See the module.
 pub(crate) struct Lag<C: Config> {
+    /// After a longer silence it is not known what was committed meanwhile: this member must be level again.
+    silence_max: Duration,
     heard: Mutex<Heard<InstantOf<C>>>,
 }
 
@@ -52,14 +54,18 @@ fn since<I: Instant>(now: I, then: I) -> Duration {
 }
 
 impl<C: Config> Lag<C> {
-    pub(crate) fn new() -> Lag<C> {
-        Lag { heard: Mutex::new(Heard { at: None, committed: None, waiting: VecDeque::new(), level: false }) }
+    pub(crate) fn new(silence_max: Duration) -> Lag<C> {
+        let heard = Heard { at: None, committed: None, waiting: VecDeque::new(), level: false };
+        Lag { silence_max, heard: Mutex::new(heard) }
     }
 
     /// A leader, which holds `vote`, says that a quorum has everything up to `committed`.
     pub(crate) fn note(&self, vote: &Vote, committed: Option<&LogId>, applied: u64) {
         let now = InstantOf::<C>::now();
         let mut heard = self.heard.lock();
+        if heard.at.is_some_and(|at| since(now, at) > self.silence_max) {
+            (heard.level, heard.committed) = (false, None);
+        }
         heard.at = Some(now);
         let own = committed.filter(|id| term_of(id) == vote.leader_id.term).map(|id| id.index);
         let Some(index) = own.filter(|index| Some(*index) > heard.committed) else { return };
@@ -117,16 +123,19 @@ mod tests {
         Vote::new_committed(term, 1)
     }
 
+    /// Longer than any pause of a test that is not about it.
+    const SILENCE: Duration = Duration::from_secs(60);
+
     async fn pause(ms: u64) {
         SimRuntime::sleep(Duration::from_millis(ms)).await;
     }
 
-    /// Fails when a commit of an earlier term counts: a leader that was just elected does not know yet what its predecessor
+    /// A commit of an earlier term does not count: a leader that was just elected does not know yet what its predecessor
     /// acknowledged last.
     #[test]
     fn level_is_who_applied_what_the_leader_committed_in_its_own_term() {
         SimRuntime::with_seed(1).block_on(async {
-            let lag = Lag::<C>::new();
+            let lag = Lag::<C>::new(SILENCE);
             assert_eq!(lag.view(90), LagView::default());
             lag.note(&vote(5), Some(&log_id(4, 90)), 90);
             let view = lag.view(90);
@@ -144,7 +153,7 @@ mod tests {
     #[test]
     fn a_short_lag_is_borne_and_a_long_one_must_be_made_good_wholly() {
         SimRuntime::with_seed(1).block_on(async {
-            let lag = Lag::<C>::new();
+            let lag = Lag::<C>::new(SILENCE);
             lag.note(&vote(5), Some(&log_id(5, 10)), 10);
             assert!(lag.view(10).level);
             lag.note(&vote(5), Some(&log_id(5, 20)), 10);
@@ -162,10 +171,28 @@ mod tests {
         });
     }
 
+    /// Cut off, or leading itself: what it was level with is long past.
+    #[test]
+    fn after_a_silence_it_must_be_level_again() {
+        SimRuntime::with_seed(1).block_on(async {
+            let lag = Lag::<C>::new(Duration::from_millis(200));
+            lag.note(&vote(5), Some(&log_id(5, 10)), 10);
+            pause(150).await;
+            lag.note(&vote(5), Some(&log_id(5, 10)), 10);
+            assert!(lag.view(10).level);
+            pause(250).await;
+            lag.note(&vote(6), Some(&log_id(5, 10)), 10);
+            assert!(!lag.view(10).level, "of the new leader nothing is known yet");
+            lag.note(&vote(6), Some(&log_id(6, 500)), 10);
+            assert!(!lag.view(10).level);
+            assert!(lag.view(500).level);
+        });
+    }
+
     #[test]
     fn what_is_remembered_is_bounded() {
         SimRuntime::with_seed(1).block_on(async {
-            let lag = Lag::<C>::new();
+            let lag = Lag::<C>::new(SILENCE);
             for index in 1..=3 * WAITING_MAX as u64 {
                 lag.note(&vote(1), Some(&log_id(1, index)), 0);
             }

@@ -75,7 +75,7 @@ pub use read::ReadError;
 #[cfg(feature = "rocksdb")]
 pub use recover::{Facts, LastOne, skip, start_over};
 #[cfg(feature = "rocksdb")]
-pub use restore::{Restored, is_vacant};
+pub use restore::{Restored, is_vacant, knows_cluster};
 pub use skips::{OpPlace, PayloadHash, StoppedAt};
 pub use status::{MemberStatus, NodeStatus};
 pub use tokio_node::{Node, NodeService};

@@ -28,6 +28,9 @@ pub struct Levels {
     pub binary: u16,
 }
 
+/// [`StateMachine::admits`] as the log asks it.
+pub(crate) type AdmitPayload = dyn Fn(&[u8]) -> Result<(), MachineError> + Send + Sync;
+
 /// The state machine. Called by one apply task, in log order; readers look at it from any thread.
 pub trait StateMachine: Send + Sync + 'static {
     /// What applying a payload answers to whoever proposed it.

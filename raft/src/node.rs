@@ -182,13 +182,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             failure.report(FatalError::Consensus(cause));
         }));
         let (compactor, mut stop) = (inner.compactor.clone(), inner.stop.subscribe());
-        let (bytes, entries) = (inner.parts.options.snapshot_log_bytes, inner.parts.options.snapshot_log_entries);
         drop(C::AsyncRuntime::spawn(async move {
             let stopped = async move {
                 // An error means that the node is gone: the same.
                 let _ = stop.wait_for(|stop| *stop).await;
             };
-            C::AsyncRuntime::select2(stopped, compactor.run(bytes, entries)).await;
+            C::AsyncRuntime::select2(stopped, compactor.run()).await;
         }));
         self.notice_departure();
     }
@@ -407,8 +406,14 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             leader_committed_index: lag.committed.unwrap_or(0),
             lag: if leads { Some(std::time::Duration::ZERO) } else { lag.lag },
             was_level: lag.level,
+            votes: metrics
+                .membership_config
+                .membership()
+                .get_joint_config()
+                .iter()
+                .all(|voters| voters.contains(&metrics.id)),
             snapshot_age: machine.snapshots.current().and_then(|file| file.age()),
-            leader_silence_max: inner.parts.options.election.timeout_max() * 2,
+            leader_silence_max: inner.parts.options.election.silence_max(),
             fenced: !inner.parts.fence.passed(),
             waiting_for: inner.waiting_for.lock().clone(),
             fatal: inner.parts.failure.get().map(|fatal| fatal.to_string()),
@@ -494,6 +499,11 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
     /// The newest snapshot on disk.
     pub fn current_snapshot(&self) -> Option<SnapshotFile> {
         self.inner.parts.machine.snapshots.current()
+    }
+
+    /// Before a stop: the same, if half of what makes a snapshot due was applied since the last. None: it was not.
+    pub async fn compact_before_stop(&self) -> Result<Option<u64>, CompactError> {
+        self.inner.compactor.compact_before_stop().await
     }
 
     /// Resolves when the node stopped for good: the process must exit. Never, if it is shut down.

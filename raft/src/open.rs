@@ -17,7 +17,7 @@ use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::IdentityStore;
 use crate::log::{LogFailure, LogStore, OpenLogError, OpenReport};
-use crate::machine::{MachineError, StateMachine};
+use crate::machine::{AdmitPayload, StateMachine};
 use crate::metrics::NodeMetrics;
 use crate::network::Network;
 use crate::node::{Parts, RaftNode};
@@ -95,9 +95,7 @@ pub(crate) fn reporter(
 }
 
 /// What a log asks the machine of its entries.
-pub(crate) fn admits<M: StateMachine>(
-    machine: &Arc<M>,
-) -> Box<dyn Fn(&[u8]) -> Result<(), MachineError> + Send + Sync> {
+pub(crate) fn admits<M: StateMachine>(machine: &Arc<M>) -> Box<AdmitPayload> {
     let machine = machine.clone();
     Box::new(move |payload| machine.admits(payload))
 }

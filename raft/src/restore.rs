@@ -66,6 +66,17 @@ pub fn is_vacant(data_dir: &Path) -> Result<bool, OpenError> {
     Ok(snapshots.current().is_none())
 }
 
+/// Whether a vacant data directory was prepared for a cluster that is beginning (I4): it is waited for there.
+pub fn knows_cluster(data_dir: &Path) -> Result<bool, OpenError> {
+    let log = data_dir.join(LOG);
+    let unfinished = Unfinished::read(data_dir).map_err(OpenError::storage)?;
+    if unfinished.is_some() || !log.join("STORE").exists() || !data_dir.join(IDENTITY).exists() {
+        return Ok(false);
+    }
+    let disk = RocksDisk::open(&log)?;
+    Ok(IdentityStore::reopen(data_dir, disk.store_id())?.record().cluster.is_some())
+}
+
 impl Restored {
     /// Makes the directory, which must be vacant. Cut short at any moment, it is vacant again.
     pub fn make(self, data_dir: &Path) -> Result<ClusterIdentity, OpenError> {

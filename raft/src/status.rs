@@ -52,6 +52,8 @@ pub struct NodeStatus {
     pub was_level: bool,
     /// Age of the current snapshot's file by the wall clock, for people.
     pub snapshot_age: Option<Duration>,
+    /// Whether it has a vote in the old and in the new membership, where one is turning into the other.
+    pub votes: bool,
     /// Longest silence of a leader that counts as its presence.
     pub leader_silence_max: Duration,
     /// Whether this member takes part in elections yet.
@@ -89,6 +91,11 @@ impl NodeStatus {
             }
             Role::Learner => return Err("it is a learner: it has no vote before it holds the log".to_owned()),
             Role::Standby | Role::Candidate => {}
+        }
+        if !self.votes {
+            return Err(
+                "its vote does not count yet: the change of the members that gives it one is half done".to_owned()
+            );
         }
         if self.fenced {
             return Err("it restarted, and keeps out of elections until earlier leases have run out".to_owned());

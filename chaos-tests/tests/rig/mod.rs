@@ -1,14 +1,20 @@
 //! What every process test needs: the binary, a pool under a temporary directory, a client, and waiting for a condition.
 #![allow(dead_code)] // each test file uses a part
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tidepool_chaos_tests::clock::monotonic_ns;
 use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions, POLL_EVERY};
 use tidepool_chaos_tests::content::value_of;
+use tidepool_chaos_tests::fleet::{Fleet, FleetOptions};
+use tidepool_chaos_tests::record::{CallOutcome, CallRecord};
 use tidepool_client::{Client, ClientOptions, PutItem, PutOptions};
 use tidepool_proto::v1::StatusResponse;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// Longest wait for anything on a slow, shared machine.
 pub const WITHIN: Duration = Duration::from_secs(60);
@@ -73,6 +79,54 @@ pub async fn expect_all(client: &Client, keys: &[String], bytes: usize) {
             assert!(value == value_of(key, 0, bytes), "{key} came back with other bytes");
         }
     }
+}
+
+/// A load of 2 writers and 2 readers against a pool, from processes of their own.
+pub fn load(pool: &Pool, rate_per_s: f64) -> Fleet {
+    Fleet::start(&FleetOptions {
+        binary: binary(),
+        directory: pool.directory.path().join("load"),
+        masters: pool.cluster.masters_text(),
+        tenant: String::new(),
+        writers: 2,
+        readers: 2,
+        rate_per_s,
+        value_bytes: vec![1_000, 20_000],
+        prefix: "load".into(),
+        seed: 11,
+        deadline: Duration::from_secs(10),
+        replica_num: 1,
+        recent_bytes: 8 << 20,
+    })
+    .expect("the load starts")
+}
+
+/// Ends a load, of which no call may have failed; answers its logs.
+pub async fn not_one_failed(mut fleet: Fleet, at_least: usize) -> Vec<Vec<CallRecord>> {
+    fleet.expect_running().unwrap();
+    let logs = fleet.stop().await.unwrap();
+    let failed: Vec<_> = logs.iter().flatten().filter(|call| call.outcome != CallOutcome::Ok).take(5).collect();
+    let calls = logs.iter().flatten().count();
+    assert!(failed.is_empty() && calls >= at_least, "of {calls} calls failed: {failed:?}");
+    let longest = logs.iter().flatten().map(|call| call.done_ns - call.sent_ns).max().unwrap_or(0) / 1_000_000;
+    println!("{calls} calls, none failed; the longest took {longest} ms");
+    logs
+}
+
+/// Waits for calls of a load that were sent from now on.
+pub async fn goes_on(fleet: &Fleet) {
+    fleet.progress(monotonic_ns()).wait_for(20, 20, WITHIN).await.unwrap();
+}
+
+/// GET of a role's HTTP port: status and body.
+pub async fn http_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    Some((status, answer.split_once("\r\n\r\n")?.1.to_owned()))
 }
 
 /// Polls until `look` finds what it looks for.

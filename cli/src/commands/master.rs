@@ -256,10 +256,9 @@ pub fn options(config: &Config) -> anyhow::Result<MasterOptions> {
     };
     options.snapshot_interval = config.duration("master.snapshot_interval");
     options.snapshot_retain = config.integer("master.snapshot_retain") as usize;
-    options.snapshot_upload_bytes_per_second = config.size("master.snapshot_upload_bytes_per_s");
+    options.snapshot_upload_bytes_per_second = config.size("master.snapshot_bytes_per_s");
     options.snapshot_on_shutdown = config.boolean("master.snapshot_on_shutdown");
-    options.feed_log_entries_max = config.integer("master.feed_log_entries_max");
-    options.snapshot_send_bytes_per_s = config.size("master.snapshot_send_bytes_per_s");
+    options.snapshot_send_bytes_per_s = config.size("master.snapshot_bytes_per_s");
     options.checkpoint_interval = config.duration("master.checkpoint_interval");
     check_order(config, "master.lease_ttl", "master.lease_ttl_max")?;
     check_order(config, "master.node_heartbeat_interval", "master.node_suspect_timeout")?;

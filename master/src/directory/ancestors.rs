@@ -21,7 +21,7 @@ pub struct Ancestors(Vec<Ancestor>);
 
 impl Ancestors {
     /// None, or in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Ancestor> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Ancestor> + DoubleEndedIterator {
         self.0.iter()
     }
 

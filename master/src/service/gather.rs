@@ -18,8 +18,9 @@ const ROUNDS_PER_LINE: u32 = 20;
 
 /// Those of the list that belong to the quorum no more, or not yet.
 pub fn missing(service: &Service) -> Vec<Member> {
-    let present = service.node().watch_members().borrow().clone();
-    let is_there = |listed: &Member| present.iter().any(|member| member.node_id == listed.node_id);
+    // One that was added but does not vote yet is missing too: the change goes on where it was cut short.
+    let present = service.node().status().members;
+    let is_there = |listed: &Member| present.iter().any(|m| m.voter && m.member.node_id == listed.node_id);
     service.options().gather.iter().filter(|listed| !is_there(listed)).cloned().collect()
 }
 

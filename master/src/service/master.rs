@@ -38,6 +38,11 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// How long a stopping leader tries to hand over.
 const HANDOVER_WAIT: Duration = Duration::from_secs(2);
+/// How long a leader that handed over still answers, NOT_LEADER and who leads: a client with a call open goes there at once; one
+/// that finds the port closed has to search.
+const TELL_SUCCESSOR: Duration = Duration::from_millis(200);
+/// How long a stopping master may write its last snapshot.
+const LAST_SNAPSHOT_WAIT: Duration = Duration::from_secs(5);
 /// How often the eviction policies work off what was noted.
 const POLICY_INTERVAL: Duration = Duration::from_millis(20);
 /// How often gauges are refreshed.
@@ -172,17 +177,29 @@ impl Master {
         }
     }
 
-    /// Hands over if it leads (M7), then stops.
+    /// Hands over if it leads (M7) and tells clients where to go, writes a snapshot if one is due soon, then stops.
     pub async fn shutdown(&self) {
+        let mut told = Duration::ZERO;
         if self.node.watch_leadership().borrow().role == Role::Leader {
             match tokio::time::timeout(HANDOVER_WAIT, self.transfer_leader(None)).await {
-                Ok(Ok(successor)) => tracing::info!(successor = successor.0, "handed leadership over"),
+                Ok(Ok(successor)) => {
+                    tracing::info!(successor = successor.0, "handed leadership over");
+                    told = TELL_SUCCESSOR;
+                }
                 Ok(Err(error)) => tracing::warn!(%error, "could not hand leadership over; the others will elect"),
                 Err(_) => tracing::warn!("handing leadership over took too long; the others will elect"),
             }
         }
         snapshots::at_stop(&self.service).await;
         self.service.set_tenure(None);
+        let snapshot = tokio::time::timeout(LAST_SNAPSHOT_WAIT, self.node.compact_before_stop());
+        let ((), written) = tokio::join!(tokio::time::sleep(told), snapshot);
+        match written {
+            Ok(Ok(Some(index))) => tracing::info!(index, "snapshot written before the stop"),
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "no snapshot before the stop; the next start replays more"),
+            Err(_) => tracing::warn!("no snapshot within {LAST_SNAPSHOT_WAIT:?}; the next start replays more"),
+        }
         self.closing.send_replace(true);
         self.node.shutdown().await;
         self.stopped.send_if_modified(|s| s.replace(Stopped::Shutdown).is_none());

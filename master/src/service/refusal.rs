@@ -23,7 +23,8 @@ pub fn proposal(error: &ProposeError) -> Error {
         }
         ProposeError::Unavailable(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
         ProposeError::TooLong { .. } => Error::new(ErrorCode::InvalidParams, message),
-        ProposeError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
+        // This master is over; for the caller that is a leader lost, with the entry's fate unknown: the next one answers.
+        ProposeError::Fatal(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
     }
 }
 
@@ -34,8 +35,9 @@ pub fn read(error: ReadError) -> Error {
         ReadError::NotLeader { hint: leader } => {
             Error::new(ErrorCode::NotLeader, message).with_leader(leader.map(|m| hint(&m, 0)))
         }
-        ReadError::Unavailable(_) => Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS),
-        ReadError::Fatal(_) => Error::new(ErrorCode::StorageFailed, message),
+        ReadError::Unavailable(_) | ReadError::Fatal(_) => {
+            Error::new(ErrorCode::Unavailable, message).retry_after(RETRY_MS)
+        }
     }
 }
 

@@ -362,7 +362,8 @@ impl Failure {
 
 async fn send(service: &Service, location: Location, file: SnapshotFile) -> Result<(Published, Whose), Failure> {
     let rate = service.options().snapshot_upload_bytes_per_second;
-    let needed = if rate == 0 { Duration::ZERO } else { Duration::from_secs(file.length() / rate * 2) };
+    // Twice what it takes at that rate.
+    let needed = Duration::from_secs(file.length().checked_div(rate).map_or(0, |seconds| seconds * 2));
     let pace = Pace::new(rate, Instant::now() + PUBLISH_LIMIT + needed, service.snapshots().is_stopped.clone());
     let whose = whose(service, &file);
     let (retain, own) = (service.options().snapshot_retain, whose.clone());

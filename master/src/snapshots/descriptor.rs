@@ -240,6 +240,7 @@ mod tests {
         assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
     }
 
+    /// Tried without the check line: fails.
     #[test]
     fn any_changed_or_missing_byte_is_noticed() {
         let text = descriptor().encode();

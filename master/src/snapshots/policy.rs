@@ -198,6 +198,7 @@ mod tests {
         assert_eq!(never.decide(&Facts { log_time: Duration::from_secs(99_999), ..standby() }), Decision::Wait);
     }
 
+    /// Tried with a leader that always publishes: fails.
     #[test]
     fn the_leader_leaves_it_to_standbys_that_do_it() {
         let late = Duration::from_secs(20_000);

@@ -109,6 +109,8 @@ impl S3Store {
             return Err(StoreError::new(url, io::Error::new(io::ErrorKind::PermissionDenied, why)));
         }
         let mut builder = AmazonS3Builder::from_env()
+            // One at a time, which every store understands; few are removed at once.
+            .with_disable_bulk_delete(true)
             .with_skip_signature(limits.is_unsigned || is_set(UNSIGNED))
             .with_client_options(client)
             .with_retry(retry)
@@ -227,7 +229,7 @@ fn is_timeout(error: &Error) -> bool {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(this) = cause {
         let text = this.to_string();
-        if text.contains("timed out") || text.contains("timeout") {
+        if text.contains("timed out") || text.contains("deadline has elapsed") {
             return true;
         }
         cause = this.source();

@@ -201,6 +201,7 @@ fn a_store_that_works_gives_back_what_it_took() {
     assert_eq!(fake.names(), [""; 0]);
 }
 
+/// Tried without asking for the length after each write: fails.
 #[test]
 fn a_store_that_stalls_fails_or_loses_bytes_is_named_and_holds_nothing_whole() {
     for (fault, reason) in [(Fault::Fails, "io"), (Fault::Stalls, "timeout"), (Fault::Truncates, "damaged")] {

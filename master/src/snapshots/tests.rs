@@ -162,6 +162,7 @@ fn any_damage_falls_back_to_the_older_snapshot() {
     }
 }
 
+/// Tried without the comparison of the descriptor with its place: fails.
 #[test]
 fn a_snapshot_in_another_clusters_or_nodes_place_is_refused() {
     let mut place = Fixture::new();
@@ -195,6 +196,7 @@ fn a_newer_layout_or_format_is_refused_by_name() {
     assert_eq!(place.newest(), (None, vec!["version"]));
 }
 
+/// Tried without looking for files that are not a snapshot's: fails.
 #[test]
 fn retention_keeps_the_newest_whole_ones_and_touches_nothing_else() {
     let mut place = Fixture::new();
@@ -253,6 +255,7 @@ impl ImageFile for EndsAfter {
     }
 }
 
+/// Tried with a pace that never stops: fails.
 #[test]
 fn an_interrupted_publication_leaves_the_last_one_and_is_repeated() {
     let mut place = Fixture::new();

@@ -94,12 +94,20 @@ pub enum OpenLogError {
 
 /// What ended a store. Nothing was acknowledged after it; the process must exit and recover from its disk.
 #[derive(Debug, Clone, Error)]
-#[error("raft log {operation} failed: {cause}; nothing is acknowledged any more, the process must restart")]
+#[error("raft log {operation} failed: {cause}; nothing is acknowledged any more, the process must restart{}", advice(.cause))]
 pub struct LogFailure {
     /// `write`, `sync`, `read` or `purge`.
     pub operation: &'static str,
     /// The first failure's own words.
     pub cause: String,
+}
+
+/// What to do first, where the cause says.
+fn advice(cause: &str) -> &'static str {
+    match cause.contains("No space left on device") {
+        true => ": free space on the file system of the data directory, and start it again",
+        false => "",
+    }
 }
 
 impl From<LogFailure> for io::Error {

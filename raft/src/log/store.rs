@@ -22,7 +22,7 @@ use super::metrics::LogMetrics;
 use super::recovery::{OpenReport, recover};
 use super::state::{Done, State};
 use crate::host::Host;
-use crate::machine::MachineError;
+use crate::machine::AdmitPayload;
 use crate::types::{Config, Entry, LogId, Vote};
 
 /// Bytes that one limited read returns, about: what one append request to a follower carries.
@@ -46,7 +46,7 @@ pub struct LogOptions {
     /// Bytes of durable entries kept in memory, the newest ones; older ones are read from disk.
     pub cache_bytes: usize,
     /// Whether this binary can apply a payload (M6): asked of every entry found on disk.
-    pub admits: Box<dyn Fn(&[u8]) -> Result<(), MachineError> + Send + Sync>,
+    pub admits: Box<AdmitPayload>,
     /// Told once of the failure that ended the store. The process must exit.
     pub fatal: Box<dyn Fn(LogFailure) + Send + Sync>,
 }

@@ -19,7 +19,7 @@ use super::shard::{Encoded, References, encode};
 use crate::directory::core::Core;
 use crate::directory::digest::answered_parts;
 use crate::directory::limits::{FEATURE_LEVEL_FIRST, SHARDS};
-use crate::directory::objects::Shards;
+use crate::directory::objects::{Record, Shards};
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;
@@ -117,7 +117,11 @@ impl FrozenDirectory {
                     if shards.epoch() != *epoch {
                         return Err(Replaced.into());
                     }
-                    encode(shard.frozen_records(), &self.references)
+                    // Copied under the lock, encoded without it: this thread may be of low priority, and apply must not wait
+                    // for it longer than it takes to copy.
+                    let records: Vec<Record> = shard.frozen_records().cloned().collect();
+                    drop(shard);
+                    encode(records.iter(), &self.references)
                 }
             };
             objects = objects.wrapping_add(digest);

@@ -28,7 +28,6 @@ fn a_raise_is_part_of_the_state_and_is_never_taken_back() {
 }
 
 /// An image has the level of the state it holds, not of the binary; a restored state has it again.
-/// Fails when the level is left out of the part: tried.
 #[test]
 fn an_image_is_written_at_the_level_of_its_state() {
     for level in [FEATURE_LEVEL_FIRST, FEATURE_LEVEL] {

@@ -10,7 +10,7 @@ use crate::machine::{Frozen, Levels, LogPosition, MachineError, StateMachine, Un
 
 /// A proposal that no machine accepts.
 const POISON: u64 = u64::MAX;
-/// Set in proposals of the second feature level.
+/// From here to twice that are proposals of the second feature level.
 const SECOND_LEVEL: u64 = 1 << 62;
 
 #[derive(Clone, Default, Debug, PartialEq)]
@@ -105,7 +105,7 @@ impl Ledger {
     }
 
     fn knows(&self, id: u64) -> Result<(), MachineError> {
-        let needed = if id & SECOND_LEVEL != 0 && id != POISON { 2 } else { 1 };
+        let needed = if id / SECOND_LEVEL == 1 { 2 } else { 1 };
         if needed <= self.binary {
             return Ok(());
         }
@@ -175,7 +175,8 @@ impl StateMachine for Ledger {
     }
 
     fn levels(&self) -> Levels {
-        Levels { state: 1, binary: self.binary }
+        let newer = self.book.lock().entries.keys().any(|id| id / SECOND_LEVEL == 1);
+        Levels { state: if newer { 2 } else { 1 }, binary: self.binary }
     }
 
     fn skip(&self, at: LogPosition) {

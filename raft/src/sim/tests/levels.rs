@@ -7,6 +7,8 @@ use tidepool_proto::{ErrorCode, NodeId};
 
 use super::*;
 use crate::failure::FatalError;
+use crate::membership::{MemberChange, MembershipError};
+use crate::options::Member as Named;
 
 /// Three members, of which the third runs the older binary, and the level of whoever starts next.
 async fn mixed(seed: u64, dir: &std::path::Path) -> Result<(Cluster, Arc<AtomicU16>), String> {
@@ -96,10 +98,56 @@ async fn older_members_stop(seed: u64, dir: PathBuf) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails without the check of what a leader sends, of the log at the start, and of the snapshot at the start.
+/// What a leader sends, the log at the start, and the snapshot at the start are each looked at.
 #[test]
 fn a_member_takes_in_nothing_that_its_binary_cannot_apply() {
     for seed in seeds(10) {
         run("a_member_takes_in_nothing_that_its_binary_cannot_apply", seed, |dir| older_members_stop(seed, dir));
+    }
+}
+
+/// The leader asks a new member what it knows before it lets it in: it could never follow.
+async fn older_newcomers_stay_out(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let starts_with = Arc::new(AtomicU16::new(2));
+    let level = starts_with.clone();
+    let machine = move || Ledger::of_level(level.load(Ordering::Relaxed));
+    let cluster = Cluster::new(seed, 4, &dir, machine, |options| {
+        options.join = options.node_id.0 > 3;
+        options.members.truncate(if options.join { 0 } else { 3 });
+    });
+    for id in 1..=3 {
+        start(&cluster, id).await?;
+    }
+    starts_with.store(1, Ordering::Relaxed);
+    start(&cluster, 4).await?;
+    put_newer(&cluster, 1).await?;
+    let address = "127.0.0.1:10004".parse().map_err(text)?;
+    let add = MemberChange { add: Some(Named { node_id: NodeId(4), address }), remove: None };
+    for newer in [false, true] {
+        if newer {
+            cluster.kill(4, usize::MAX, false).await;
+            starts_with.store(2, Ordering::Relaxed);
+            start(&cluster, 4).await?;
+        }
+        let (node, _) = leader(&cluster).await?;
+        let report = node.change_members(add.clone(), Duration::from_secs(30)).await;
+        match (report.result, newer) {
+            (Err(MembershipError::FeatureLevel(why)), false) if why.contains("level 1") => {
+                if node.watch_members().borrow().len() != 3 {
+                    return Err("it was made a member all the same".to_owned());
+                }
+            }
+            (Ok(()), true) => {}
+            (other, _) => return Err(format!("newer: {newer}, but {other:?}")),
+        }
+    }
+    let last = put_newer(&cluster, 2).await?;
+    converge(&cluster, last).await
+}
+
+#[test]
+fn a_newcomer_with_an_older_binary_is_not_taken_in() {
+    for seed in seeds(5) {
+        run("a_newcomer_with_an_older_binary_is_not_taken_in", seed, |dir| older_newcomers_stay_out(seed, dir));
     }
 }

@@ -1,0 +1,99 @@
+//! A leader that is told to stop, and a handover whose target dies: real processes, real signals, clients that do not notice.
+
+mod rig;
+
+use rig::{WITHIN, goes_on, load, not_one_failed, pool};
+use tidepool_chaos_tests::admin;
+use tidepool_chaos_tests::clock::{monotonic_ns, ns_to_ms};
+use tidepool_chaos_tests::outage::Spread;
+use tidepool_chaos_tests::record::{Call, CallOutcome, CallRecord};
+
+/// Leaders stopped one after the other.
+const STOPS: usize = 10;
+/// Handovers to a target that dies.
+const DYING_TARGETS: usize = 4;
+/// After a stop, the time in which a pause counts as its own.
+const WINDOW_NS: u64 = 2_000_000_000;
+
+/// The longest time without an acknowledged put of any writer, from `at_ns` on.
+fn write_gap_ms(logs: &[Vec<CallRecord>], at_ns: u64) -> f64 {
+    let puts = logs.iter().flatten().filter(|call| call.call == Call::Put && call.outcome == CallOutcome::Ok);
+    let mut done: Vec<u64> = puts.map(|call| call.done_ns).collect();
+    done.sort_unstable();
+    let within = done.windows(2).filter(|pair| pair[1] > at_ns && pair[0] < at_ns + WINDOW_NS);
+    ns_to_ms(within.map(|pair| pair[1] - pair[0].max(at_ns)).max().unwrap_or(0))
+}
+
+/// SIGTERM to the leader: it hands over, and ends with 0; clients lose no call. Fails when the leader ends without handing
+/// over only by its figures, since clients outlive that too: they are printed.
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_leaders_stopped_in_order_cost_no_call() {
+    let mut pool = pool(|_| {}).await;
+    let fleet = load(&pool, 100.0);
+    goes_on(&fleet).await;
+    let mut stops = Vec::new();
+    for _ in 0..STOPS {
+        let leader = pool.cluster.leader(WITHIN).await.unwrap();
+        stops.push(pool.cluster.masters[leader].stop(WITHIN).await.unwrap());
+        goes_on(&fleet).await;
+        let log = std::fs::read_to_string(pool.cluster.masters[leader].log()).unwrap();
+        assert!(log.contains("handed leadership over"), "master {} ended without a handover", leader + 1);
+        pool.cluster.masters[leader].start().unwrap();
+        pool.cluster.wait_serving(WITHIN).await.unwrap();
+        pool.cluster.wait_caught_up(leader, WITHIN).await.unwrap();
+    }
+    assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+    let logs = not_one_failed(fleet, 1_000).await;
+    let gaps: Vec<f64> = stops.iter().map(|&at_ns| write_gap_ms(&logs, at_ns)).collect();
+    let spread = Spread::of(&gaps);
+    println!("write gap over {STOPS} stops: p50 {:.1} ms, max {:.1} ms", spread.p50, spread.max);
+}
+
+/// The target of a handover is killed in the same moment: the handover is refused, or an election decides as after a kill of
+/// the leader. Either way a leader serves, and no call fails. The figures are printed beside those of plain kills.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handover_to_a_target_that_dies_costs_no_call() {
+    let mut pool = pool(|_| {}).await;
+    let fleet = load(&pool, 100.0);
+    goes_on(&fleet).await;
+    let (mut handovers, mut kills) = (Vec::new(), Vec::new());
+    for round in 0..DYING_TARGETS {
+        let leader = pool.cluster.leader(WITHIN).await.unwrap();
+        let target = (0..3).find(|&at| at != leader).unwrap();
+        let address = pool.cluster.masters[leader].rpc;
+        handovers.push(monotonic_ns());
+        let asked = tokio::spawn(async move { admin::transfer_leader(address, target as u64 + 1).await });
+        if round % 2 == 1 {
+            // It is under way; what the target's end meets differs from run to run.
+            tokio::task::yield_now().await;
+        }
+        pool.cluster.masters[target].kill().unwrap();
+        let answer = asked.await.unwrap();
+        println!(
+            "handover to a dying master: {}",
+            answer.map_or_else(|e| format!("{e:#}"), |done| format!("{done:?}"))
+        );
+        goes_on(&fleet).await;
+        pool.cluster.masters[target].start().unwrap();
+        pool.cluster.wait_serving(WITHIN).await.unwrap();
+        pool.cluster.wait_caught_up(target, WITHIN).await.unwrap();
+
+        let leader = pool.cluster.leader(WITHIN).await.unwrap();
+        kills.push(pool.cluster.masters[leader].kill().unwrap().at_ns);
+        goes_on(&fleet).await;
+        pool.cluster.masters[leader].start().unwrap();
+        pool.cluster.wait_serving(WITHIN).await.unwrap();
+        pool.cluster.wait_caught_up(leader, WITHIN).await.unwrap();
+    }
+    assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+    let logs = not_one_failed(fleet, 1_000).await;
+    for (what, times) in [("handovers to a dying target", handovers), ("kills of the leader", kills)] {
+        let gaps: Vec<f64> = times.iter().map(|&at_ns| write_gap_ms(&logs, at_ns)).collect();
+        println!(
+            "write gap over {} {what}: p50 {:.1} ms, max {:.1} ms",
+            gaps.len(),
+            Spread::of(&gaps).p50,
+            Spread::of(&gaps).max
+        );
+    }
+}
