@@ -229,7 +229,7 @@ async fn act(service: &Service, index: u64, digest: u128, verdict: Verdict, too_
         }
         Verdict::Differs => {
             let why = match service.machine().doubted() {
-                Some((at, facts)) => format!("found at index {at}: {facts}"),
+                Some((at, facts)) => format!("at index {at}: {facts}"),
                 None => format!(
                     "the digest at checkpoint {index} is {digest:032x} here; a majority of the masters has another"
                 ),
@@ -380,7 +380,8 @@ mod tests {
         }
         // One that only follows has no vote, and is judged all the same.
         assert_eq!(judge(3, false, says(1), &[says(2), says(2)]), Verdict::Differs);
-        assert_eq!(judge(3, false, says(1), &[says(1), says(2)]), Verdict::Open);
+        assert_eq!(judge(3, false, says(1), &[says(1), says(2)]), Verdict::Disputed);
+        assert_eq!(judge(3, false, says(1), &[says(1)]), Verdict::Open);
         assert_eq!(judge(1, false, says(1), &[says(1)]), Verdict::Agreed);
     }
 

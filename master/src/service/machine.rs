@@ -125,7 +125,7 @@ impl Machine {
 
     fn note_violations(&self, violations: &[Violation]) {
         if let Some(found) = violations.iter().find(|violation| violation.kind == ViolationKind::Digest) {
-            self.doubt.lock().get_or_insert_with(|| (found.index, found.facts.clone()));
+            self.doubt.lock().get_or_insert_with(|| (found.index, format!("the auditor found {}", found.facts)));
         }
     }
 

@@ -126,60 +126,6 @@ fn the_log_after_a_snapshot_under_way_stays() {
     }
 }
 
-/// While one member that was fed lags with the log that follows, another one comes: what was sent to the first is of no use to it
-/// any more, since the log behind the first's position is gone. It is sent one snapshot, not that one again and again.
-async fn two_lag(seed: u64, dir: PathBuf) -> Result<(), String> {
-    let padded = || Ledger::padded(CHUNKS as usize * CHUNK_BYTES);
-    let cluster = Cluster::new(seed, 5, &dir, padded, |options| {
-        options.election = ElectionProfile::Wan;
-        (options.keep_log_entries, options.snapshot_log_entries) = (0, 400);
-    });
-    start_all(&cluster).await?;
-    let (leader, _) = leader(&cluster).await?;
-    let own = leader.node_id().0;
-    let others: Vec<u64> = cluster.ids().into_iter().filter(|id| *id != own).collect();
-    let (first, second) = (others[0], others[1]);
-    for id in [first, second] {
-        cluster.kill(id, 0, false).await;
-    }
-    for id in 1..30 {
-        put(&cluster, id).await?;
-    }
-    purge(&cluster).await?;
-    let covers = leader.status().snapshot_index;
-    let back = start(&cluster, first).await?;
-    until("it is fed", 30_000, || (back.status().applied_index >= covers).then_some(())).await?;
-    for id in 100..130 {
-        put(&cluster, id).await?;
-    }
-    until("it follows", 30_000, || (back.status().applied_index >= covers + 30).then_some(())).await?;
-    // It hears the leader no more; what the leader had from it is a moment old.
-    cluster.world().cut(own, first);
-    for half in [1_000..1_600, 1_600..2_200] {
-        for id in half {
-            put(&cluster, id).await?;
-        }
-        leader.compact().await.map_err(text)?;
-    }
-    until("the log goes up to where the first is", 9_000, || (leader.status().purged_index > covers).then_some(()))
-        .await?;
-    let sent = || cluster.world().chunks(own, second);
-    let fed = start(&cluster, second).await?;
-    let last = leader.status().last_log_index;
-    until("the second is fed", 60_000, || (fed.status().applied_index >= last).then_some(())).await?;
-    match sent() {
-        sent if sent > CHUNKS + 2 => Err(format!("{sent} chunks were sent to the second: more than one snapshot")),
-        _ => Ok(()),
-    }
-}
-
-#[test]
-fn what_one_is_sent_is_not_sent_to_another_that_could_not_go_on_from_it() {
-    for seed in seeds(5) {
-        run("what_one_is_sent_is_not_sent_to_another_that_could_not_go_on_from_it", seed, |dir| two_lag(seed, dir));
-    }
-}
-
 /// Writes nothing: its snapshot is whole, and no state.
 struct NoState;
 
