@@ -3,8 +3,11 @@
 use super::*;
 use crate::election::ElectionProfile;
 use crate::failure::FatalError;
+use crate::options::Agreement;
 use crate::sim::SplitMix;
 use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
+use crate::snapshot::SnapshotStore;
+use crate::types::{log_id, term_of};
 
 /// Chunks that a padded snapshot takes, about.
 const CHUNKS: u64 = 40;
@@ -120,6 +123,49 @@ async fn slow_feed(seed: u64, dir: PathBuf) -> Result<(), String> {
 fn the_log_after_a_snapshot_under_way_stays() {
     for seed in seeds(5) {
         run("the_log_after_a_snapshot_under_way_stays", seed, |dir| slow_feed(seed, dir));
+    }
+}
+
+/// Writes nothing: its snapshot is whole, and no state.
+struct NoState;
+
+impl crate::machine::Frozen for NoState {
+    fn write_to(self: Box<Self>, _out: &mut dyn std::io::Write) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The newest snapshot is intact on disk and does not load: the one before it and the log are as good.
+async fn does_not_load(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let cluster = cluster(seed, &dir, |_| {});
+    start_all(&cluster).await?;
+    for id in 1..30 {
+        put(&cluster, id).await?;
+    }
+    let member = cluster.node(2).ok_or("no node 2")?;
+    member.compact().await.map_err(text)?;
+    put(&cluster, 40).await?;
+    let covers = member.status().snapshot_index;
+    cluster.kill(2, usize::MAX, false).await;
+    let home = dir.join("2").join("snapshots");
+    let store = SnapshotStore::open(&home, Agreement::OwnWord).map_err(text)?;
+    let mut meta = store.current().ok_or("no snapshot")?.meta().clone();
+    meta.last_log_id = meta.last_log_id.map(|id| log_id(term_of(&id), id.index + 1));
+    let bad = store.write(&meta, Box::new(NoState)).map_err(text)?;
+    let back = start(&cluster, 2).await?;
+    if back.status().snapshot_index != covers || !bad.path().with_extension("damaged").exists() {
+        return Err(format!("it begins with a snapshot up to {}", back.status().snapshot_index));
+    }
+    let last = put(&cluster, 50).await?;
+    converge(&cluster, last).await?;
+    let books: Vec<_> = cluster.nodes().iter().map(|node| node.machine().book()).collect();
+    if books.windows(2).all(|pair| pair[0] == pair[1]) { Ok(()) } else { Err("states differ".to_owned()) }
+}
+
+#[test]
+fn a_snapshot_that_does_not_load_is_as_good_as_damaged() {
+    for seed in seeds(5) {
+        run("a_snapshot_that_does_not_load_is_as_good_as_damaged", seed, |dir| does_not_load(seed, dir));
     }
 }
 
