@@ -432,14 +432,18 @@ pub enum MemberCommand {
         #[arg(long)]
         dry_run: bool,
     },
-    /// The last resort on a stopped master: when a majority is lost for ever, or when one op stops all of them
+    /// The last resort on a stopped master: when a majority is lost for ever, one op stops all of them, or their states differ
     Recover {
         /// From the data of this host's master; there is no other way yet
-        #[arg(long, required_unless_present = "skip")]
+        #[arg(long, required_unless_present_any = ["skip", "start_over"])]
         from_this_node: bool,
         /// What the lost masters had acknowledged, and this one has not, is gone
         #[arg(long, requires = "from_this_node")]
         accept_data_loss: bool,
+        /// On a stopped master whose state is not to be trusted: begin the next start with the last snapshot that a majority
+        /// vouched for, and apply the log again
+        #[arg(long, conflicts_with_all = ["from_this_node", "skip"])]
+        start_over: bool,
         /// On a majority of the stopped masters: leave out the op that stops them all, as their logs name it
         #[arg(long, value_name = "INDEX.ORDINAL", conflicts_with = "from_this_node")]
         skip: Option<OpPlace>,

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use prometheus::HistogramVec;
 use tokio::sync::{Notify, watch};
 
+use crate::compaction::Milestones;
 use crate::failure::{Failure, FatalError};
 use crate::host::Host;
 use crate::machine::{Frozen, LogPosition, MachineError, Replaced, StateMachine, Unsound};
@@ -46,10 +47,14 @@ pub(crate) struct Applied<M> {
     pub(crate) entries_applied: AtomicU64,
     /// Seconds that one step held the apply loop, by step.
     held: HistogramVec,
+    /// The log begins after this index, or soon will.
+    pub(crate) purged: AtomicU64,
+    /// Where the log's bytes are, for what a member that is fed may keep of it.
+    pub(crate) milestones: Mutex<Milestones>,
     /// Set once consensus runs: from then on whoever asks for a snapshot wants to send it.
     pub(crate) is_started: AtomicBool,
-    /// What was found wrong with the own state when it was to be written, and at which index.
-    pub(crate) unsound: watch::Sender<Option<(u64, String)>>,
+    /// Why the last snapshot was not written: the state was not what it was known to be. None once one was written.
+    pub(crate) unsound: watch::Sender<Option<String>>,
 }
 
 #[derive(Clone, Default)]
@@ -112,6 +117,8 @@ impl<M: StateMachine> Applied<M> {
             entries_since_snapshot: AtomicU64::new(0),
             entries_applied: AtomicU64::new(0),
             held,
+            purged: AtomicU64::new(0),
+            milestones: Mutex::default(),
             is_started: AtomicBool::new(false),
             unsound: watch::Sender::new(None),
         })
@@ -131,6 +138,7 @@ impl<M: StateMachine> Applied<M> {
         let outcome = match payload {
             EntryPayload::Normal(payload) => {
                 self.bytes_since_snapshot.fetch_add(payload.0.len() as u64, Ordering::Relaxed);
+                self.milestones.lock().add(id.index, payload.0.len() as u64);
                 Some(self.apply_payload(at, &payload.0).map_err(|error| self.op_failed(at, &payload.0, error))?)
             }
             EntryPayload::Blank | EntryPayload::Membership(_) => {
@@ -217,26 +225,62 @@ impl<M: StateMachine> Applied<M> {
         self.covered.lock().membership.membership().clone()
     }
 
+    /// What was found wrong with the state is over.
+    fn sound(&self) {
+        self.unsound.send_if_modified(|why| why.take().is_some());
+    }
+
     fn meta(&self) -> SnapshotMeta {
         let covered = self.covered.lock().clone();
         SnapshotMeta { last_log_id: covered.last, last_membership: covered.membership }
     }
 
-    /// Makes `file` the current snapshot and the machine's state. Blocks on the disk.
+    /// Makes `file` the machine's state and the current snapshot, in this order: one that does not load is never found by a
+    /// restart. Blocks on the disk.
     fn install(&self, file: SnapshotFile) -> Result<(), io::Error> {
+        let at = file.position();
+        self.load(&file)
+            .map_err(|error| self.machine_failed(at.unwrap_or(LogPosition { term: 0, index: 0 }), error))?;
         let file = self.snapshots.adopt(file).map_err(|e| self.storage_failed(e))?;
-        let meta = file.meta();
-        if let Some(id) = &meta.last_log_id {
-            let at = position(id);
-            let mut reader = file.reader();
-            self.machine.install(at, &mut reader).map_err(|error| self.machine_failed(at, error))?;
-            reader.finish().map_err(|e| self.storage_failed(e))?;
+        self.took_over(&file);
+        Ok(())
+    }
+
+    /// Begins with the newest snapshot that loads. Those that do not are set aside like damaged ones; whether the log reaches
+    /// the one that is left is for the caller to see. Blocks on the disk.
+    pub(crate) fn begin(&self) -> Result<(), SnapshotError> {
+        while let Some(file) = self.snapshots.current() {
+            match self.load(&file) {
+                Ok(()) => {
+                    self.took_over(&file);
+                    return Ok(());
+                }
+                Err(error) => {
+                    tracing::error!(path = %file.path().display(), %error, "a snapshot does not load; falling back to an older one");
+                    self.snapshots.set_aside(&file)?;
+                }
+            }
         }
+        Ok(())
+    }
+
+    fn load(&self, file: &SnapshotFile) -> Result<(), MachineError> {
+        let Some(at) = file.position() else { return Ok(()) };
+        let mut reader = file.reader();
+        self.machine.install(at, &mut reader)?;
+        reader.finish().map_err(|error| MachineError::new(error.to_string()))
+    }
+
+    fn took_over(&self, file: &SnapshotFile) {
+        let meta = file.meta();
         *self.covered.lock() = Covered { last: meta.last_log_id, membership: meta.last_membership.clone() };
+        self.sound();
         self.bytes_since_snapshot.store(0, Ordering::Relaxed);
         self.entries_since_snapshot.store(0, Ordering::Relaxed);
+        *self.milestones.lock() = Milestones::default();
+        // The log before it goes.
+        self.purged.fetch_max(meta.last_log_id.map_or(0, |id| id.index), Ordering::Relaxed);
         self.publish_position();
-        Ok(())
     }
 }
 
@@ -296,7 +340,8 @@ where
         let snapshots = &self.shared.snapshots;
         // At the start the newest is what the own state begins with; what is sent must be agreed.
         let started = self.shared.is_started.load(Ordering::Acquire);
-        let file = if started { snapshots.to_send() } else { snapshots.current() };
+        let purged = self.shared.purged.load(Ordering::Relaxed);
+        let file = if started { snapshots.to_send(purged) } else { snapshots.current() };
         Ok(file.map(as_openraft))
     }
 }
@@ -343,16 +388,29 @@ where
                 return Ok(as_openraft(installed));
             }
             Err(SnapshotError::Io { source, .. }) if Unsound::cause(&source).is_some() => {
-                let index = self.meta.last_log_id.map_or(0, |id| id.index);
-                self.shared.unsound.send_replace(Some((index, source.to_string())));
-                // The node starts over; until then it writes no snapshot.
-                return std::future::pending().await;
+                return self.unsound(&source);
             }
             Err(error) => return Err(self.shared.storage_failed(error)),
         };
         subtract(&self.shared.bytes_since_snapshot, self.covers.0);
         subtract(&self.shared.entries_since_snapshot, self.covers.1);
+        self.shared.sound();
         tracing::info!(path = %file.path().display(), bytes = file.length(), "snapshot written");
         Ok(as_openraft(file))
+    }
+}
+
+impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Builder<C, M> {
+    /// There is no snapshot of this state, and the member goes on without: the next checkpoint judges it. An error would end it.
+    fn unsound(&self, cause: &io::Error) -> Result<Snapshot, io::Error> {
+        let index = self.meta.last_log_id.map_or(0, |id| id.index);
+        let why = format!("the state at index {index} is not what its digest was kept of: {cause}");
+        tracing::error!(why, "no snapshot written; the next checkpoint judges this member");
+        self.shared.machine.found_unsound(index, &why);
+        self.shared.unsound.send_replace(Some(why));
+        let before = self.shared.snapshots.current();
+        let before = before.map_or_else(|| SnapshotFile::none(&self.shared.data_dir), Ok);
+        // What openraft knows already changes nothing there.
+        before.map(as_openraft).map_err(|e| self.shared.storage_failed(e))
     }
 }

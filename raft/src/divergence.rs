@@ -21,6 +21,7 @@ use crate::node::RaftNode;
 use crate::open::OpenError;
 use crate::snapshot::SnapshotStore;
 use crate::transfer::TransferError;
+use crate::types::LogId;
 
 /// A member that starts over more often than this...
 pub const DIVERGENCES_MAX: usize = 3;
@@ -86,6 +87,16 @@ fn note(dir: &Path, now: Duration, index: u64, why: &str) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// Whether the log reaches back to a snapshot that a majority vouched for, or to its beginning.
+pub(crate) fn suffices(snapshots: &SnapshotStore, purged: Option<LogId>) -> bool {
+    purged <= snapshots.agreed().and_then(|file| file.meta().last_log_id)
+}
+
+/// Has the next start begin anew because an operator wants it, however often that is.
+pub(crate) fn note_wanted(dir: &Path) -> io::Result<()> {
+    note(dir, Duration::ZERO, 0, "an operator asked for it")
+}
+
 /// A start that drops what no majority vouched for.
 pub(crate) struct Anew {
     path: PathBuf,
@@ -93,7 +104,13 @@ pub(crate) struct Anew {
 }
 
 /// Drops the doubtful snapshots if the last life ended in doubt. Refused when that happens too often.
-pub(crate) fn begin_anew(dir: &Path, snapshots: &SnapshotStore, now: Duration) -> Result<Option<Anew>, OpenError> {
+/// Where the log does not reach back to an agreed snapshot, the doubtful ones are kept aside: they may be all there is.
+pub(crate) fn begin_anew(
+    dir: &Path,
+    snapshots: &SnapshotStore,
+    purged: Option<LogId>,
+    now: Duration,
+) -> Result<Option<Anew>, OpenError> {
     let path = dir.join(FILE);
     let mut text = String::new();
     match File::open(&path) {
@@ -106,9 +123,10 @@ pub(crate) fn begin_anew(dir: &Path, snapshots: &SnapshotStore, now: Duration) -
     if !text.lines().any(|line| line.starts_with(PENDING)) {
         return Ok(None);
     }
+    // A clock that was wrong once must not keep it down: what is to come does not count.
     let recent = |line: &&str| {
         let seconds = line.split(' ').nth(1).and_then(|seconds| seconds.parse().ok());
-        seconds.is_some_and(|at| now.saturating_sub(Duration::from_secs(at)) < DIVERGENCES_WITHIN)
+        seconds.and_then(|at| now.checked_sub(Duration::from_secs(at))).is_some_and(|ago| ago < DIVERGENCES_WITHIN)
     };
     let times = text.lines().filter(recent).count();
     if times > DIVERGENCES_MAX {
@@ -116,13 +134,14 @@ pub(crate) fn begin_anew(dir: &Path, snapshots: &SnapshotStore, now: Duration) -
             ErrorCode::StateDiverged,
             format!(
                 "the state of {} was not the majority's {times} times within {DIVERGENCES_WITHIN:?}, see {}: look at this host's memory and \
-                 disk; it starts again once that time is over, or replace it with `tidepool member replace`",
+                 disk; it starts again once that time is over, or replace it with `tidepool member replace`; the last time: {}",
                 dir.display(),
-                path.display()
+                path.display(),
+                text.lines().next_back().unwrap_or_default()
             ),
         )));
     }
-    snapshots.drop_doubtful().map_err(OpenError::storage)?;
+    snapshots.drop_doubtful(!suffices(snapshots, purged)).map_err(OpenError::storage)?;
     Ok(Some(Anew { path, text }))
 }
 
@@ -153,7 +172,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let snapshots = SnapshotStore::open(&dir.path().join("s"), Agreement::Majority).unwrap();
         let at = Duration::from_secs;
-        let anew = |now| begin_anew(dir.path(), &snapshots, at(now));
+        let anew = |now| begin_anew(dir.path(), &snapshots, None, at(now));
         assert!(anew(1_000).unwrap().is_none());
         for time in 0..DIVERGENCES_MAX as u64 {
             note(dir.path(), at(1_000 + time), 7, "a digest\nthat differs").unwrap();
@@ -166,5 +185,40 @@ mod tests {
         assert_eq!(refused.0.code(), ErrorCode::StateDiverged);
         assert!(refused.0.message().contains("4 times"), "{refused}");
         assert!(anew(1_200 + DIVERGENCES_WITHIN.as_secs()).unwrap().is_some());
+        assert!(anew(900).unwrap().is_some(), "lines from the future do not count");
+        for _ in 0..2 * DIVERGENCES_MAX {
+            anew(2_000).unwrap().unwrap().done().unwrap();
+            note_wanted(dir.path()).unwrap();
+        }
+        assert!(anew(2_000).unwrap().is_some(), "as often as an operator wants");
+    }
+
+    struct Nothing;
+    impl crate::machine::Frozen for Nothing {
+        fn write_to(self: Box<Self>, _out: &mut dyn Write) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_doubtful_is_kept_aside_where_it_is_all_there_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotStore::open(&dir.path().join("s"), Agreement::Majority).unwrap();
+        let write = |index| {
+            let id = crate::types::log_id(1, index);
+            let meta = crate::types::SnapshotMeta { last_log_id: Some(id), ..Default::default() };
+            snapshots.write(&meta, Box::new(Nothing)).unwrap()
+        };
+        write(5);
+        snapshots.vouch(6).unwrap();
+        let now = Duration::from_secs(1_000);
+        for (index, purged, is_kept) in [(9, 5, false), (12, 6, true)] {
+            let doubtful = write(index);
+            note(dir.path(), now, index, "it differs").unwrap();
+            let purged = Some(crate::types::log_id(1, purged));
+            begin_anew(dir.path(), &snapshots, purged, now).unwrap().unwrap().done().unwrap();
+            assert!(!doubtful.path().exists());
+            assert_eq!(doubtful.path().with_extension("doubtful").exists(), is_kept);
+        }
     }
 }

@@ -73,7 +73,7 @@ pub use options::{Agreement, Member, Options};
 pub use propose::{Applied, ProposeError};
 pub use read::ReadError;
 #[cfg(feature = "rocksdb")]
-pub use recover::{Facts, LastOne, skip};
+pub use recover::{Facts, LastOne, skip, start_over};
 #[cfg(feature = "rocksdb")]
 pub use restore::{Restored, is_vacant, knows_cluster};
 pub use skips::{OpPlace, PayloadHash, StoppedAt};

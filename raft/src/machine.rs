@@ -69,7 +69,11 @@ pub trait StateMachine: Send + Sync + 'static {
     /// Takes the whole state at the applied position, to be written beside the apply task. Must be quick.
     fn freeze(&self) -> Box<dyn Frozen>;
 
-    /// Replaces the whole state by one that [`Frozen::write_to`] wrote at `at`.
+    /// The state frozen at `index` turned out to be [`Unsound`]: nothing of it was kept. Whether this member is wrong is for the
+    /// next comparison with the others to say (M3).
+    fn found_unsound(&self, _index: u64, _why: &str) {}
+
+    /// Replaces the whole state by one that [`Frozen::write_to`] wrote at `at`. If that fails the state is as before.
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError>;
 }
 

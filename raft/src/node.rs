@@ -148,7 +148,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         self.inner.doubt.lock().replace(why.to_owned()).is_none()
     }
 
-    pub(crate) fn is_doubted(&self) -> bool {
+    /// Whether this member starts over: nothing may leave it any more.
+    pub fn is_doubted(&self) -> bool {
         self.inner.doubt.lock().is_some()
     }
 
@@ -189,20 +190,6 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             C::AsyncRuntime::select2(stopped, compactor.run()).await;
         }));
         self.notice_departure();
-        let (inner, mut stop) = (Arc::downgrade(&self.inner), self.inner.stop.subscribe());
-        let mut unsound = self.inner.parts.machine.unsound.subscribe();
-        drop(C::AsyncRuntime::spawn(async move {
-            let stopped = async move {
-                // An error means that the node is gone: the same.
-                let _ = stop.wait_for(|stop| *stop).await;
-            };
-            let found = async move { unsound.wait_for(Option::is_some).await.ok().and_then(|found| found.clone()) };
-            if let Select2::Second(Some((index, why))) = C::AsyncRuntime::select2(stopped, found).await
-                && let Some(inner) = inner.upgrade()
-            {
-                RaftNode { inner }.start_over(index, why).await;
-            }
-        }));
     }
 
     /// Ends the node once the others say that it left.

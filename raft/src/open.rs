@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use openraft::Raft;
 use prometheus::Registry;
-use tidepool_proto::{Error, ErrorCode};
+use tidepool_proto::{Error, ErrorCode, NodeId};
 
 use crate::apply::{Adapter, Applied};
 use crate::divergence;
@@ -114,11 +114,11 @@ where
 {
     let (dir, node_id, store_id) = (options.data_dir.clone(), options.node_id, log.store.store_id());
     let new_directory = log.report.is_pristine();
-    let agreement = options.agreement;
+    let (agreement, purged) = (options.agreement, log.report.purged);
     let (identity, snapshots, starts_over, skips) = C::blocking(move || {
         let identity = IdentityStore::open(&dir, node_id, store_id, new_directory)?;
         let snapshots = SnapshotStore::open(&dir.join("snapshots"), agreement).map_err(OpenError::storage)?;
-        let starts_over = divergence::begin_anew(&dir, &snapshots, C::wall_clock())?;
+        let starts_over = divergence::begin_anew(&dir, &snapshots, purged, C::wall_clock())?;
         let skips = Skips::read(&dir).map_err(OpenError::storage)?;
         Ok::<_, OpenError>((Arc::new(identity), snapshots, starts_over, (dir, skips)))
     })
@@ -128,6 +128,9 @@ where
     if let Some(anew) = starts_over {
         C::blocking(move || anew.done()).await.and_then(|done| done).map_err(OpenError::storage)?;
     }
+    if let Some(at) = machine.applied() {
+        return Err(OpenError::corrupt(format!("the state machine is not empty at the start: it stands at {at}")));
+    }
     if let Some(snapshot) = snapshots.current() {
         let admitted = machine.admits_state(&mut snapshot.reader());
         admitted.map_err(|why| {
@@ -135,15 +138,17 @@ where
             OpenError::feature_level(format!("snapshot {path}: {why}; start the newer binary that wrote it"))
         })?;
     }
-    if let Some(at) = machine.applied() {
-        return Err(OpenError::corrupt(format!("the state machine is not empty at the start: it stands at {at}")));
-    }
 
     let metrics = NodeMetrics::new(log.registry).map_err(|e| OpenError::corrupt(format!("metrics: {e}")))?;
     let used = !log.report.is_pristine() || snapshots.current().is_some();
     let fence = Arc::new(StartupFence::new(options.election, used, options.fence));
     let held = metrics.apply_held.clone();
     let applied = Applied::new(machine, snapshots, log.failure.clone(), held, skips);
+    let beginning = applied.clone();
+    C::blocking(move || beginning.begin()).await.map_err(OpenError::storage)?.map_err(OpenError::storage)?;
+    // Again: a snapshot that does not load is none.
+    check_together(&options.data_dir, &identity, &log.report, &applied.snapshots, false)?;
+    applied.purged.fetch_max(purged.map_or(0, |id| id.index), Ordering::Relaxed);
     let network = network(identity.clone());
     let config = options.election.openraft_config().validate();
     let config = Arc::new(config.map_err(|e| OpenError(Error::new(ErrorCode::InvalidParams, e.to_string())))?);
@@ -175,6 +180,15 @@ where
     }))
 }
 
+/// Why a member whose state is not the majority's has nothing to begin with.
+pub(crate) fn cannot_start_over(dir: &str, node: NodeId) -> String {
+    format!(
+        "the state of {dir} was not the majority's, and no snapshot is left here that a majority vouched for and that the log reaches \
+         back to; move the directory away, start a master with an empty one and --join under a new node id, and run \
+         `tidepool member replace {node} ID@HOST`"
+    )
+}
+
 /// The directory's parts must belong together: a member that lost one of them must not vote.
 fn check_together(
     dir: &Path,
@@ -195,15 +209,8 @@ fn check_together(
     let covered = snapshots.current().and_then(|file| file.meta().last_log_id);
     if report.purged > covered {
         if starts_over {
-            return Err(OpenError(Error::new(
-                ErrorCode::StateDiverged,
-                format!(
-                    "the state of {dir} was not the majority's, and no snapshot is left here that a majority vouched for and that \
-                     the log reaches back to; move the directory away, start a master with an empty one and --join under a new \
-                     node id, and run `tidepool member replace {} ID@HOST`",
-                    record.node_id
-                ),
-            )));
+            let node = record.node_id;
+            return Err(OpenError(Error::new(ErrorCode::StateDiverged, cannot_start_over(&dir.to_string(), node))));
         }
         let (purged, covered) = (report.purged.map_or(0, |id| id.index), covered.map_or(0, |id| id.index));
         return Err(OpenError::corrupt(format!(

@@ -8,9 +8,10 @@ use bytes::Bytes;
 use tidepool_proto::{Error, ErrorCode, NodeId};
 
 use crate::codec;
+use crate::divergence;
 use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::log::{Disk, RocksDisk, Write, recover};
-use crate::open::OpenError;
+use crate::open::{OpenError, cannot_start_over};
 use crate::options::{Agreement, Member};
 use crate::restore::fresh_identity;
 use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
@@ -159,6 +160,26 @@ impl LastOne {
     }
 }
 
+/// Has a stopped member begin anew at its next start, from the last snapshot that a majority vouched for and its log, as it does
+/// by itself when its state is found to differ (M3). Refused where that is not possible; then nothing is changed.
+pub fn start_over(data_dir: &Path) -> Result<(), OpenError> {
+    let path = data_dir.join("log");
+    if !path.join("STORE").exists() {
+        return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
+    }
+    // Held until it is noted: the master must not run.
+    let disk = RocksDisk::open(&path)?;
+    let report = recover(&disk, &path, &|_| Ok(()))?;
+    let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
+    let snapshots =
+        SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;
+    if !divergence::suffices(&snapshots, report.purged) {
+        let why = cannot_start_over(&data_dir.display().to_string(), identity.record().node_id);
+        return Err(OpenError(Error::new(ErrorCode::StateDiverged, why)));
+    }
+    divergence::note_wanted(data_dir).map_err(OpenError::storage)
+}
+
 /// Has an op left out by a stopped member from now on (M1): `hash` must be that of the entry in its own log. Without a hash
 /// nothing is changed. Answers the hash.
 pub fn skip(data_dir: &Path, place: OpPlace, hash: Option<PayloadHash>) -> Result<PayloadHash, OpenError> {
@@ -176,7 +197,7 @@ pub fn skip(data_dir: &Path, place: OpPlace, hash: Option<PayloadHash>) -> Resul
         )));
     }
     let disk = RocksDisk::open(&path)?;
-    let frames = disk.read(place.index..place.index.saturating_add(1), usize::MAX).unwrap_or_default();
+    let frames = disk.read(place.index..place.index.saturating_add(1), usize::MAX).map_err(OpenError::storage)?;
     let Some((_, frame)) = frames.into_iter().find(|(index, _)| *index == place.index) else {
         return Err(refuse(format!(
             "the log in {} holds no entry {}: this master does not need the op left out, or has to catch up first",

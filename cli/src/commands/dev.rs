@@ -4,7 +4,7 @@
 use anyhow::Context as _;
 use tempfile::TempDir;
 use tidepool_datanode::{Datanode, DatanodeOptions, split_dram};
-use tidepool_master::MasterOptions;
+use tidepool_master::{MasterOptions, Stopped};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::Member;
 
@@ -87,7 +87,16 @@ pub async fn run(args: &DevArgs, log: LogControl, temporary: &mut Option<TempDir
             stop_in_order(&mut signals, stop).await;
             Exit::Success
         }
-        stopped = master.stopped() => commands::master::how_it_ended(&stopped),
+        stopped = master.stopped() => {
+            if let Stopped::Diverged(_) = stopped {
+                let again = match args.data_dir {
+                    Some(_) => "start it again with the same --data-dir: it begins with what its log says",
+                    None => "its data goes with it; start it again",
+                };
+                tracing::error!("a pool in one process does not start over by itself; {again}");
+            }
+            commands::master::how_it_ended(&stopped)
+        }
         reason = datanode.stopped() => commands::datanode::how_it_ended(&reason),
     };
     http.stop().await;

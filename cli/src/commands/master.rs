@@ -137,7 +137,7 @@ pub fn how_it_ended(stopped: &Stopped) -> Exit {
             Exit::Removed
         }
         Stopped::Diverged(reason) => {
-            tracing::error!(%reason, "this master starts over from the last agreed snapshot");
+            tracing::error!(%reason, "this master's state is not to be trusted; its next start begins with the last agreed snapshot");
             Exit::Diverged
         }
         Stopped::Fatal(reason) => {

@@ -31,6 +31,9 @@ pub async fn run(context: &Context, args: &MemberArgs) -> anyhow::Result<Exit> {
         MemberCommand::Recover { skip: Some(place), hash, data_dir, .. } => {
             return member_recover::skip(context, *place, *hash, data_dir.as_deref());
         }
+        MemberCommand::Recover { start_over: true, data_dir, .. } => {
+            return member_recover::start_over(context, data_dir.as_deref());
+        }
         MemberCommand::Recover { accept_data_loss, data_dir, .. } => {
             return member_recover::run(context, *accept_data_loss, data_dir.as_deref());
         }

@@ -1,5 +1,6 @@
 //! `tidepool member recover`: offline, on the data directory of a stopped master. Says what is known, and only with
-//! --accept-data-loss makes that master a quorum of one; with --skip has an op left out that stops every master.
+//! --accept-data-loss makes that master a quorum of one; with --skip has an op left out that stops every master; with
+//! --start-over has its state built anew from what a majority vouched for.
 
 use std::path::Path;
 
@@ -56,6 +57,25 @@ pub fn skip(
                 "op {place} of entry {found} is left out by this master from now on: {why}\n\
                  next: the same command on the other masters, at least a majority; then start them. One that does not leave it out\n\
                  stops there again, or, if it had applied it, starts over from what the majority agrees on\n"
+            )
+            .as_bytes(),
+        )?,
+    }
+    Ok(Exit::Success)
+}
+
+/// Has the next start begin with the last agreed snapshot and apply the log again.
+pub fn start_over(context: &Context, data_dir: Option<&Path>) -> anyhow::Result<Exit> {
+    let configured = context.config.path("master.data_dir");
+    let directory = data_dir.unwrap_or(&configured);
+    tidepool_raft::start_over(directory).map_err(|error| error.0)?;
+    let shown = directory.display();
+    match context.format {
+        Format::Json => output::print_json(&json!({ "data_dir": shown.to_string(), "starts_over": true }))?,
+        Format::Table => output::print(
+            format!(
+                "noted in {shown}/DIVERGED: the master starts over from the last snapshot that a majority vouched for\n\
+                 next: start it, and see in `tidepool status` and in its log whether the masters agree\n"
             )
             .as_bytes(),
         )?,

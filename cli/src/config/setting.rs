@@ -430,7 +430,7 @@ pub static SETTINGS: &[Setting] = &[
         "checkpoint_interval",
         Kind::Duration,
         "5s",
-        "how often the masters compare their states; one that differs from the majority starts over; 0: never",
+        "how often the masters compare their states; one that differs from the majority starts over; 0: this master does not, and takes its own word for its snapshots",
     ),
     // Datanode.
     setting(

@@ -425,11 +425,12 @@ pub enum Op<'a> {
     },
     /// Replaces the replicated settings.
     SetConfig(Config),
-    /// Records the digest that a majority agreed on at an older index (M3).
+    /// Every master remembers its digest once it applied this, and they compare (M3). It names the checkpoint before it, and what
+    /// the leader that logged this had there; that is a record for whoever reads the log, nothing is judged by it.
     Checkpoint {
-        /// Log index.
+        /// Log index of the checkpoint before; 0: none known.
         index: u64,
-        /// State digest there.
+        /// The leader's digest there.
         digest: u128,
     },
     /// This log goes on from another cluster's directory (I1): what was made before belongs to that one's history, no put or

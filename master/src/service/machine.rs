@@ -34,6 +34,8 @@ pub struct Machine {
     entries: AtomicU64,
     audit: AuditMetrics,
     doubt: Mutex<Option<(u64, String)>>,
+    /// Index of the state that was installed last: what is said of an earlier one is over.
+    installed: AtomicU64,
     /// What was applied, for tests to compare with a model of it.
     #[cfg(test)]
     history: Mutex<Vec<AppliedEntry>>,
@@ -57,6 +59,7 @@ impl Machine {
             entries: AtomicU64::new(0),
             audit,
             doubt: Mutex::new(None),
+            installed: AtomicU64::new(0),
             #[cfg(test)]
             history: Mutex::default(),
         })
@@ -103,9 +106,17 @@ impl Machine {
         self.applied.subscribe()
     }
 
-    /// Whether the auditor found records here that do not sum up to the digest that is kept of them (M2).
+    /// What the auditor, or the writing of a snapshot, found: records that do not sum up to the digest that is kept of them (M2).
     pub fn doubted(&self) -> Option<(u64, String)> {
         self.doubt.lock().clone()
+    }
+
+    /// The state is another one from here on: digests and doubts of the one before say nothing of it.
+    fn forget_before(&self, installed: u64) {
+        let mut doubt = self.doubt.lock();
+        self.installed.store(installed, Ordering::Release);
+        *doubt = None;
+        self.checkpoints.lock().clear();
     }
 
     fn advance(&self, at: LogPosition) {
@@ -217,8 +228,16 @@ impl StateMachine for Machine {
         Box::new(FrozenMachine(self.directory.freeze()))
     }
 
+    fn found_unsound(&self, index: u64, why: &str) {
+        let mut doubt = self.doubt.lock();
+        if index >= self.installed.load(Ordering::Acquire) {
+            doubt.get_or_insert_with(|| (index, why.to_owned()));
+        }
+    }
+
     fn install(&self, at: LogPosition, input: &mut dyn io::Read) -> Result<(), MachineError> {
         self.directory.restore(input).map_err(|e| MachineError::new(format!("snapshot at {at}: {e}")))?;
+        self.forget_before(at.index);
         self.evictor.replaced(self.directory.all_readable());
         match self.applied() {
             Some(applied) if applied == at => {

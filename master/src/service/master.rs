@@ -258,6 +258,7 @@ async fn keep_policies_warm(service: Arc<Service>, mut closing: watch::Receiver<
 
 async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
     let mut ticks = tokio::time::interval(GAUGE_INTERVAL);
+    let mut unagreed = agreement::Unagreed::default();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
@@ -275,6 +276,7 @@ async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool
         ] {
             metrics.raft.with_label_values(&[figure]).set(value as i64);
         }
+        unagreed.look(&service);
         let snapshot = service.snapshots().status();
         metrics.snapshot_index.set(snapshot.published_index as i64);
         metrics.snapshot_age_seconds.set((snapshot.age_ms / 1000) as i64);

@@ -78,6 +78,8 @@ pub struct ServiceMetrics {
     pub state_comparisons: IntCounterVec,
     /// 1 while no majority of the masters has one state: nothing is written.
     pub state_split: IntGauge,
+    /// For how long the newest snapshot of this master has been waiting for a majority to vouch for it.
+    pub snapshot_unagreed_seconds: IntGauge,
 }
 
 impl ServiceMetrics {
@@ -180,6 +182,10 @@ impl ServiceMetrics {
             freeze_bytes: gauge("freeze_bytes", "Memory held for an image that is being written")?,
             state_comparisons,
             state_split: gauge("state_split", "1 while no majority of the masters has one state: nothing is written")?,
+            snapshot_unagreed_seconds: gauge(
+                "snapshot_unagreed_seconds",
+                "For how long no majority has vouched for the newest snapshot; the log is kept meanwhile",
+            )?,
         }))
     }
 

@@ -1,5 +1,6 @@
 //! Publishing this master's images: when `snapshots::policy` says so, on demand, and at the stop. One at a time, on a thread
-//! of low priority, beside everything else. The log and the local image never depend on it.
+//! of low priority, beside everything else. The log and the local image never depend on it. Only an image that a majority of
+//! the masters vouched for leaves this host (M3): one that was just made waits for the next checkpoint.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use tidepool_raft::snapshot::SnapshotFile;
 use tidepool_raft::{LogPosition, NodeStatus, Role, background};
 use tokio::sync::watch;
 
+use super::agreement;
 use super::core::Service;
 use crate::snapshots::policy::{Decision, Facts, Policy, Position};
 use crate::snapshots::{
@@ -34,6 +36,15 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 const PUBLISH_LIMIT: Duration = Duration::from_secs(3_600);
 /// How long a stop waits for the last publication.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// How many checkpoints a new image waits to be agreed, and for how long at least.
+const AGREED_WITHIN_CHECKPOINTS: u32 = 4;
+const AGREED_WITHIN_MIN: Duration = Duration::from_secs(10);
+/// How long a stop waits for it at most. Without a quorum it does not wait at all.
+const AGREED_AT_STOP: Duration = Duration::from_secs(8);
+/// What a checkpoint takes from when it is due until it is judged.
+const JUDGED_WITHIN: Duration = Duration::from_secs(2);
+/// How often it is looked whether it was.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What this master has published, and whether it may go on.
 pub struct Snapshots {
@@ -148,13 +159,27 @@ pub async fn follow(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
     }
 }
 
-/// Publishes a last time, if that is wanted and there is something new.
+/// Publishes a last time, if that is wanted and there is something new: what is agreed by now. A master whose state is in doubt
+/// publishes nothing.
 pub async fn at_stop(service: &Arc<Service>) {
     let snapshots = service.snapshots();
     let applied = service.directory().applied().map_or(0, |(index, _)| index);
-    let has_news = snapshots.state.lock().published.as_ref().is_none_or(|known| known.index < applied);
-    if snapshots.location.is_some() && service.options().snapshot_on_shutdown && has_news && applied > 0 {
-        match tokio::time::timeout(STOP_LIMIT, take(service, Image::New)).await {
+    let published = snapshots.state.lock().published.as_ref().map_or(0, |known| known.index);
+    let wanted = snapshots.location.is_some() && service.options().snapshot_on_shutdown && published < applied;
+    if wanted && let Some(why) = in_doubt(service) {
+        tracing::warn!(why, "no last snapshot is published: the state of this master is in doubt");
+    } else if wanted {
+        let last = async {
+            let wait = (service.options().checkpoint_interval + JUDGED_WITHIN).min(AGREED_AT_STOP);
+            if let Err(error) = make(service, wait).await {
+                tracing::warn!(%error, "the newest state is not agreed in time; the last snapshot is an older one");
+            }
+            match service.node().agreed_snapshot().and_then(|file| file.position()) {
+                Some(at) if at.index > published => take(service, Image::Newest).await,
+                _ => Err(Error::new(ErrorCode::Unavailable, "nothing newer than what is published is agreed")),
+            }
+        };
+        match tokio::time::timeout(STOP_LIMIT, last).await {
             Ok(Ok(taken)) => {
                 tracing::info!(location = taken.location, index = taken.at.index, "last snapshot published")
             }
@@ -201,23 +226,83 @@ pub enum Image {
     Newest,
 }
 
+/// Why nothing of this master's state may leave it.
+fn in_doubt(service: &Service) -> Option<String> {
+    let doubt = service.machine().doubted().map(|(index, facts)| format!("at index {index}: {facts}"));
+    let starts_over = || service.node().is_doubted().then(|| "it starts over".to_owned());
+    doubt.or_else(starts_over).or_else(|| service.halt().reason().map(|why| why.to_string()))
+}
+
+/// Makes an image of everything applied by now, and waits until it is agreed.
+async fn make(service: &Arc<Service>, wait: Duration) -> Result<(), Error> {
+    let unavailable = |why: String| Error::new(ErrorCode::Unavailable, why);
+    let index = service.node().compact().await.map_err(|error| unavailable(error.to_string()))?;
+    let is_agreed = || {
+        let agreed = service.node().agreed_snapshot().and_then(|file| file.position());
+        agreed.is_some_and(|at| at.index >= index)
+    };
+    if is_agreed() {
+        return Ok(());
+    }
+    // The leader need not wait until the next one is due.
+    if let Ok(tenure) = service.tenure() {
+        agreement::propose(service, &tenure).await?;
+    }
+    let deadline = Instant::now() + wait;
+    while !is_agreed() {
+        if let Some(why) = in_doubt(service) {
+            return Err(Error::new(
+                ErrorCode::StateDiverged,
+                format!("the image of entry {index} is not agreed: {why}"),
+            ));
+        }
+        let why = match can_be_agreed(service) {
+            false => "no majority of the masters is heard",
+            true if Instant::now() > deadline => {
+                "no majority of the masters has the same state at a later checkpoint yet"
+            }
+            true => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+                continue;
+            }
+        };
+        return Err(unavailable(format!("the image of entry {index} is not agreed after {wait:?}: {why}")));
+    }
+    Ok(())
+}
+
+/// Whether checkpoints are logged that this master hears of.
+fn can_be_agreed(service: &Service) -> bool {
+    let status = service.node().status();
+    let heard = match status.leadership.role {
+        Role::Leader if status.members.iter().filter(|m| m.voter).count() == 1 => return true,
+        Role::Leader => status.quorum_confirmed_ago,
+        _ => status.leader_heard_ago,
+    };
+    heard.is_some_and(|ago| ago < SILENCE_MAX)
+}
+
 /// Publishes an image; without a location, makes it only.
 pub async fn take(service: &Arc<Service>, wanted: Image) -> Result<Taken, Error> {
     let snapshots = service.snapshots();
     let _turn = snapshots.one_at_a_time.lock().await;
     snapshots.state.lock().due_since = None;
     let began = Instant::now();
-    if wanted == Image::New {
-        service.node().compact().await.map_err(|error| Error::new(ErrorCode::Unavailable, error.to_string()))?;
-    }
-    let build_seconds = began.elapsed().as_secs_f64();
     let nothing = || Error::new(ErrorCode::Unavailable, "nothing was applied yet; there is nothing to snapshot");
-    let file = service.node().current_snapshot().ok_or_else(nothing)?;
-    let at = file.position().ok_or_else(nothing)?;
     let Some(location) = snapshots.location.clone() else {
-        let location = file.path().display().to_string();
+        service.node().compact().await.map_err(|error| Error::new(ErrorCode::Unavailable, error.to_string()))?;
+        let file = service.node().current_snapshot().ok_or_else(nothing)?;
+        let (at, location) = (file.position().ok_or_else(nothing)?, file.path().display().to_string());
         return Ok(Taken { at, bytes: file.length(), location, is_published: false });
     };
+    if wanted == Image::New {
+        let wait = service.options().checkpoint_interval * AGREED_WITHIN_CHECKPOINTS;
+        let made = make(service, wait.max(AGREED_WITHIN_MIN)).await;
+        made.inspect_err(|error| snapshots.state.lock().last_error = error.to_string())?;
+    }
+    let build_seconds = began.elapsed().as_secs_f64();
+    let file = service.node().agreed_snapshot().ok_or_else(nothing)?;
+    let at = file.position().ok_or_else(nothing)?;
     let result = send(service, location, file).await;
     let metrics = service.metrics();
     match result {
@@ -367,7 +452,7 @@ fn decide(service: &Service) -> Decision {
         backlog: status.committed_index.saturating_sub(status.applied_index),
         published_index: state.published.as_ref().map(|known| known.index),
         published_at: state.at,
-        image_index: Some(status.snapshot_index).filter(|index| *index > 0),
+        image_index: service.node().agreed_snapshot().and_then(|file| file.position()).map(|at| at.index),
         put_off: state.due_since.map_or(Duration::ZERO, |since| since.elapsed()),
     };
     let decision = Policy { interval: service.options().snapshot_interval }.decide(&facts);

@@ -114,7 +114,8 @@ pub async fn work(service: &Arc<Service>, tenure: &Arc<Tenure>) -> Result<(), Er
             TaskKind::Drain => drain(service, tenure, id, &task).await,
         };
         match worked {
-            Err(error) if error.code() == ErrorCode::NotLeader => return Err(error),
+            // The whole round: every other task would be refused alike.
+            Err(error) if matches!(error.code(), ErrorCode::NotLeader | ErrorCode::StateDiverged) => return Err(error),
             Err(error) => tracing::warn!(task = %id, %error, "a task made no progress; it goes on"),
             Ok(()) => {}
         }

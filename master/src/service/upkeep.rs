@@ -54,16 +54,8 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);
     every(service, tenure, sessions_interval, "sessions", |s, t| async move { expire_sessions(&s, &t).await });
     every(service, tenure, recency::INTERVAL, "recency", |s, t| async move { recency::share(&s, &t).await });
-    let checkpoint_interval = service.options().checkpoint_interval;
-    if !checkpoint_interval.is_zero() {
-        every(
-            service,
-            tenure,
-            checkpoint_interval,
-            "checkpoint",
-            |s, t| async move { agreement::propose(&s, &t).await },
-        );
-    }
+    let checkpoints = agreement::interval(service.options().checkpoint_interval);
+    every(service, tenure, checkpoints, "checkpoint", |s, t| async move { agreement::propose(&s, &t).await });
     let audit_interval = service.options().audit_interval;
     if !audit_interval.is_zero() {
         every(service, tenure, audit_interval, "audit", |s, t| async move { audit::propose(&s, &t).await });

@@ -23,6 +23,8 @@ const TEMPORARY: &str = "tmp";
 /// An empty file of this suffix beside a snapshot: a majority vouched for it.
 const AGREED: &str = "agreed";
 const DAMAGED: &str = "damaged";
+/// One that nobody vouched for, kept for whoever looks into it.
+const DOUBTFUL: &str = "doubtful";
 
 /// Snapshots of one member. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -120,7 +122,7 @@ impl SnapshotStore {
         let covers = |file: &SnapshotFile| file.meta().last_log_id.is_none_or(|id| id.index < index);
         let vouched: Vec<SnapshotFile> = kept.iter().filter(|f| !f.is_agreed() && covers(f)).cloned().collect();
         for file in &vouched {
-            self.mark(file)?;
+            self.mark(file.path())?;
         }
         if !vouched.is_empty() {
             self.sync_dir()?;
@@ -130,22 +132,35 @@ impl SnapshotStore {
         Ok(())
     }
 
-    /// Drops every snapshot that no majority vouched for, after this member's state was found to differ (M3).
-    pub fn drop_doubtful(&self) -> Result<(), SnapshotError> {
+    /// Drops every snapshot that no majority vouched for, after this member's state was found to differ (M3). With `keep_aside`
+    /// they stay, under a name that no start looks for.
+    pub fn drop_doubtful(&self, keep_aside: bool) -> Result<(), SnapshotError> {
         let mut kept = self.shared.kept.lock();
         let (agreed, doubtful): (Vec<_>, Vec<_>) = kept.drain(..).partition(SnapshotFile::is_agreed);
         *kept = agreed;
         for file in doubtful {
-            tracing::warn!(path = %file.path().display(), "snapshot dropped: no majority vouched for it");
-            self.remove(&file)?;
+            tracing::warn!(path = %file.path().display(), keep_aside, "snapshot dropped: no majority vouched for it");
+            match keep_aside {
+                true => self.rename(&file, DOUBTFUL)?,
+                false => self.remove(&file)?,
+            }
         }
         self.sync_dir()
     }
 
-    /// What to send to a member: what is being sent to one already, or the newest that a majority vouched for. Where there is
-    /// neither, the newest; whoever sends looks whether it is agreed.
-    pub(crate) fn to_send(&self) -> Option<SnapshotFile> {
-        let held = self.shared.held.lock().first().map(|(_, file)| file.clone());
+    /// A snapshot that cannot be loaded is none: as if it had been found damaged.
+    pub(crate) fn set_aside(&self, file: &SnapshotFile) -> Result<(), SnapshotError> {
+        self.rename(file, DAMAGED)?;
+        self.shared.kept.lock().retain(|kept| kept.path() != file.path());
+        self.sync_dir()
+    }
+
+    /// What to send to a member: what is being sent to one already, if the log that follows it is still there (it begins after
+    /// `purged`), or the newest that a majority vouched for. Where there is neither, the newest; whoever sends looks whether it is
+    /// agreed.
+    pub(crate) fn to_send(&self, purged: u64) -> Option<SnapshotFile> {
+        let held = self.shared.held.lock();
+        let held = held.iter().map(|(_, file)| file).find(|file| covered(file) >= purged).cloned();
         held.or_else(|| self.agreed()).or_else(|| self.current())
     }
 
@@ -159,7 +174,7 @@ impl SnapshotStore {
     /// What is being sent: to whom, and the index it covers.
     pub(crate) fn held(&self) -> Vec<(NodeId, u64)> {
         let held = self.shared.held.lock();
-        held.iter().map(|(to, file)| (*to, file.meta().last_log_id.map_or(0, |id| id.index))).collect()
+        held.iter().map(|(to, file)| (*to, covered(file))).collect()
     }
 
     /// It needs it no more.
@@ -253,18 +268,15 @@ impl SnapshotStore {
     /// agreed.
     pub(crate) fn adopt(&self, file: SnapshotFile) -> Result<SnapshotFile, SnapshotError> {
         let arrived = is_temporary(&file);
-        let file = self.publish(file)?;
-        if arrived && !file.is_agreed() {
-            self.mark(&file)?;
-            self.sync_dir()?;
-            file.note_agreed();
-            self.prune(&mut self.shared.kept.lock())?;
-        }
-        Ok(file)
+        self.make_current(file, arrived)
     }
 
     /// Makes a complete file the current snapshot: durable when this returns. A no-op for the current one.
     pub fn publish(&self, file: SnapshotFile) -> Result<SnapshotFile, SnapshotError> {
+        self.make_current(file, false)
+    }
+
+    fn make_current(&self, file: SnapshotFile, is_agreed: bool) -> Result<SnapshotFile, SnapshotError> {
         let mut kept = self.shared.kept.lock();
         let path = self.shared.dir.join(name(file.meta()));
         if file.path() == path {
@@ -274,7 +286,12 @@ impl SnapshotStore {
         file.sync()?;
         // A mark that an unfinished removal left would vouch for this one.
         remove_quietly(&path.with_extension(AGREED));
-        if self.shared.agreement == Agreement::OwnWord {
+        if is_agreed {
+            // First: a mark alone vouches for nothing, and the snapshot without it might be the only one that the log reaches.
+            self.mark(&path)?;
+            self.sync_dir()?;
+        }
+        if is_agreed || self.shared.agreement == Agreement::OwnWord {
             file.note_agreed();
         }
         fs::rename(file.path(), &path).map_err(failed)?;
@@ -308,8 +325,14 @@ impl SnapshotStore {
         fs::remove_file(file.path()).map_err(|source| SnapshotError::Io { path: file.path().to_owned(), source })
     }
 
-    fn mark(&self, file: &SnapshotFile) -> Result<(), SnapshotError> {
-        let path = file.path().with_extension(AGREED);
+    fn rename(&self, file: &SnapshotFile, suffix: &str) -> Result<(), SnapshotError> {
+        remove_quietly(&file.path().with_extension(AGREED));
+        let renamed = fs::rename(file.path(), file.path().with_extension(suffix));
+        renamed.map_err(|source| SnapshotError::Io { path: file.path().to_owned(), source })
+    }
+
+    fn mark(&self, snapshot: &Path) -> Result<(), SnapshotError> {
+        let path = snapshot.with_extension(AGREED);
         let written = File::create(&path).and_then(|mark| mark.sync_all());
         written.map_err(|source| SnapshotError::Io { path, source })
     }
@@ -328,6 +351,11 @@ impl SnapshotStore {
 fn name(meta: &SnapshotMeta) -> String {
     let (index, term) = meta.last_log_id.map_or((0, 0), |id| (id.index, term_of(&id)));
     format!("{index:020}-{term:020}.{SUFFIX}")
+}
+
+/// Index that it covers.
+fn covered(file: &SnapshotFile) -> u64 {
+    file.meta().last_log_id.map_or(0, |id| id.index)
 }
 
 fn is_temporary(file: &SnapshotFile) -> bool {

@@ -2,7 +2,7 @@
 
 use super::frame::{Frame, Kind, LEVEL_BYTES, MAGIC, cut_short, decode_level};
 use super::manifest::{FORMAT_VERSION, Manifest, Part, PartSum};
-use super::rows::{SegmentsPart, SessionRow, TasksPart};
+use super::rows::{CopyRow, SegmentsPart, SessionRow, TasksPart};
 use super::shard::{GroupNames, Loaded, array, decode};
 use super::{RestoreError, inconsistent};
 use crate::directory::ancestors::{Ancestor, Ancestors};
@@ -257,6 +257,41 @@ pub(super) fn read_segments(bytes: &[u8], level: u16) -> Result<(Core, Vec<Exten
     Ok((core, extents))
 }
 
+/// A core with the digests of all that does not lie in shards, lost members and copies included. `copy_bytes`: of the copies under
+/// way, whose objects are not read.
+pub(super) fn read_small(segments: &[u8], tasks: &[u8], level: u16, copy_bytes: &[u64]) -> Result<Core, RestoreError> {
+    let (mut core, _) = read_segments(segments, level)?;
+    let part: SegmentsPart<'_> = unpack(segments, "segments")?;
+    for row in &part.lost {
+        let name = (TenantId(row.tenant), row.group.0.into());
+        row.keys.iter().for_each(|key| core.parts.lost_members.add(&name, |c| c.lost_member(&name, key.0)));
+    }
+    let part: TasksPart<'_> = unpack(tasks, "task_manager")?;
+    if part.copies.len() != copy_bytes.len() {
+        return Err(inconsistent(format!("{} copies of {} are there", part.copies.len(), copy_bytes.len())));
+    }
+    for (row, bytes) in part.copies.iter().zip(copy_bytes) {
+        let copy = read_copy(&core, row, *bytes)?;
+        core.digest.add(|c| c.copy(ReplicaId(row.replica), &copy, &core.space));
+    }
+    read_tasks(&mut core, tasks)?;
+    Ok(core)
+}
+
+fn read_copy(core: &Core, row: &CopyRow, bytes: u64) -> Result<OpenCopy, RestoreError> {
+    let segment = core.space.slot(SegmentId(row.segment)).map_err(|e| inconsistent(e.to_string()))?;
+    Ok(OpenCopy {
+        object: ObjectId(row.object),
+        instead_of: Some(ReplicaId(row.instead_of)).filter(|r| r.0 != 0),
+        segment,
+        node: core.space.segment(segment).node,
+        offset: row.offset,
+        bytes,
+        started: LogTime(row.started),
+        task: TaskId(row.task),
+    })
+}
+
 fn read_config(core: &mut Core, part: &SegmentsPart<'_>) -> Result<(), RestoreError> {
     let row = &part.config;
     core.digest.sub(|c| c.config(&core.config));
@@ -449,18 +484,9 @@ fn read_copies(core: &mut Core, shards: &Shards, bytes: &[u8], extents: &mut Vec
         if !record.is_complete() {
             return Err(inconsistent(format!("copy {replica} is of an object that is being put")));
         }
-        let segment = core.space.slot(SegmentId(row.segment)).map_err(|e| inconsistent(e.to_string()))?;
         let bytes = record.extent_bytes();
-        let copy = OpenCopy {
-            object,
-            instead_of: Some(ReplicaId(row.instead_of)).filter(|r| r.0 != 0),
-            segment,
-            node: core.space.segment(segment).node,
-            offset: row.offset,
-            bytes,
-            started: LogTime(row.started),
-            task: TaskId(row.task),
-        };
+        let copy = read_copy(core, row, bytes)?;
+        let segment = copy.segment;
         if core.copies.by_replica.contains_key(&replica) {
             return Err(inconsistent(format!("copy {replica} comes twice")));
         }

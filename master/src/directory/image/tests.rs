@@ -187,12 +187,23 @@ fn absurd_lengths_are_refused() {
 /// What changed in memory behind the digest's back is noticed while it is written, whichever way the objects are encoded.
 #[test]
 fn an_image_of_records_that_are_not_the_digests_is_never_completed() {
-    let plants: [(&str, fn(&Directory)); 3] = [
+    let plants: [(&str, fn(&Directory)); 6] = [
         ("objects", Directory::flip_a_record),
         ("nodes, segments", |directory| directory.spoil_the_digest(0)),
         ("sessions", |directory| {
             let mut core = directory.core.write();
             core.sessions.by_id.values_mut().next().expect("a session").floor ^= 1;
+        }),
+        ("lost members", |directory| {
+            let mut core = directory.core.write();
+            let lost = core.groups.by_name.values_mut().find_map(|group| group.lost.pop_first());
+            assert!(lost.is_some(), "no group has lost a member");
+        }),
+        ("nodes, segments, tenants, tasks", |directory| {
+            directory.core.write().tasks.by_id.values_mut().next().expect("a task").done ^= 1;
+        }),
+        ("nodes, segments, tenants, tasks and copies", |directory| {
+            directory.core.write().copies.by_replica.values_mut().next().expect("a copy").offset ^= 1;
         }),
     ];
     for (part, plant) in plants {

@@ -9,7 +9,7 @@ use tidepool_raft::{PayloadHash, StoppedAt};
 
 use super::*;
 use crate::directory::{Directory, Op, Outcome};
-use crate::service::Stopped;
+use crate::service::{Stopped, snapshots};
 
 /// Log on disk: two snapshots' worth of 8 MiB, what a third brings until it is agreed, and RocksDB's own files.
 const LOG_BYTES_MAX: u64 = 96 << 20;
@@ -115,7 +115,7 @@ async fn one_differs(in_leader: bool, plant: fn(&Directory), compact: bool) {
     let term = trio.rigs[leader].service.term();
     plant(trio.rigs[victim].service.directory());
     if compact {
-        // Its snapshot must come to nothing; the call ends with the master.
+        // Its snapshot must come to nothing.
         let node = trio.rigs[victim].service.node().clone();
         tokio::spawn(async move { node.compact().await });
     }
@@ -191,6 +191,101 @@ async fn without_a_majority_nothing_is_written() {
     for rig in trio.rigs {
         rig.master.shutdown().await;
     }
+}
+
+/// One is away and the other two differ: it could decide, and is waited for; then nothing is written, until it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_differ_while_the_third_is_away_stop_writing_until_it_is_back() {
+    let mut trio = Trio::start(|_| {}).await;
+    let leader = trio.leader().await;
+    let (away, differs) = ((leader + 1) % 3, (leader + 2) % 3);
+    trio.rigs[away].master.shutdown().await;
+    trio.rigs[differs].service.directory().spoil_the_digest(1);
+    until("it is said", || async { trio.verdicts(leader, "disputed") > 0 }).await;
+    until("nothing is written", || async { trio.rigs[leader].service.halt().reason().is_some() }).await;
+    assert_eq!(trio.rigs[leader].service.metrics().state_split.get(), 1);
+    assert!((0..3).all(|at| trio.verdicts(at, "differs") == 0), "nobody can know who is right");
+    trio.rigs[away] = start(&trio.options[away]).await;
+    let stopped = trio.rigs[differs].master.stopped();
+    let stopped = tokio::time::timeout(Duration::from_secs(60), stopped).await.expect("it is not judged");
+    assert!(matches!(stopped, Stopped::Diverged(_)), "{stopped:?}");
+    until("it is written again", || async { trio.rigs[trio.leader().await].service.halt().reason().is_none() }).await;
+    for rig in trio.rigs {
+        rig.master.shutdown().await;
+    }
+}
+
+/// A leader that does not judge itself logs checkpoints all the same: the others' snapshots need them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_compares_nothing_does_not_keep_the_others_from_it() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut all = options(dir.path(), 3, |_| {});
+    all[0].checkpoint_interval = Duration::ZERO;
+    let rigs = futures::future::join_all(all.iter().map(start)).await;
+    let trio = Trio { options: all, rigs, _dir: dir };
+    until("the first leads", || async {
+        let leader = trio.leader().await;
+        leader == 0 || trio.rigs[leader].master.transfer_leader(Some(NodeId(1))).await.is_ok()
+    })
+    .await;
+    let before = [trio.verdicts(1, "agreed"), trio.verdicts(2, "agreed")];
+    until("the others agree", || async {
+        trio.verdicts(1, "agreed") > before[0] && trio.verdicts(2, "agreed") > before[1]
+    })
+    .await;
+    assert!(trio.verdicts(0, "agreed") == 0, "it compares nothing");
+    for rig in trio.rigs {
+        rig.master.shutdown().await;
+    }
+}
+
+fn published(below: &std::path::Path) -> usize {
+    let files = std::fs::read_dir(below).into_iter().flatten().flatten();
+    files.map(|file| if file.path().is_dir() { published(&file.path()) } else { 1 }).sum()
+}
+
+async fn publishing(below: &std::path::Path) -> Rig {
+    let location = format!("file://{}", below.display());
+    Rig::start(|options| {
+        options.snapshot_location = Some(location.parse().expect("a location"));
+        options.snapshot_interval = Duration::ZERO;
+        options.snapshot_on_shutdown = true;
+        // Nothing is judged unless somebody asks for it.
+        options.checkpoint_interval = Duration::from_secs(3_600);
+        options.audit_interval = Duration::ZERO;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quorum_of_one_publishes_at_once_what_it_agrees_on() {
+    let below = tempfile::tempdir().expect("a temporary directory");
+    let rig = publishing(below.path()).await;
+    until("it leads", || async { rig.service.tenure().is_ok() }).await;
+    rig.hello(1).await;
+    let taken = snapshots::take(&rig.service, snapshots::Image::New).await.expect("taken");
+    assert!(taken.is_published && published(below.path()) > 0);
+    let agreed = rig.service.node().agreed_snapshot().and_then(|file| file.position());
+    assert!(agreed >= Some(taken.at), "{agreed:?}");
+    rig.master.shutdown().await;
+}
+
+/// What is in doubt is not published, on demand or at the stop, and taking it does not hang.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_doubt_is_not_published() {
+    let below = tempfile::tempdir().expect("a temporary directory");
+    let rig = publishing(below.path()).await;
+    rig.datanode(1, 1 << 24).await;
+    let session = rig.hello(1).await;
+    rig.put(session, "k", "").await;
+    rig.service.directory().flip_a_record();
+    let taking = snapshots::take(&rig.service, snapshots::Image::New);
+    let taken = tokio::time::timeout(Duration::from_secs(30), taking).await.expect("it hangs");
+    let refused = taken.expect_err("it was taken");
+    assert!(refused.message().contains("next checkpoint judges"), "{refused}");
+    assert!(rig.service.machine().doubted().is_some());
+    rig.master.shutdown().await;
+    assert_eq!(published(below.path()), 0, "what is in doubt was published");
 }
 
 #[tokio::test(flavor = "multi_thread")]

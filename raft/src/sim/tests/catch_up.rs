@@ -3,8 +3,11 @@
 use super::*;
 use crate::election::ElectionProfile;
 use crate::failure::FatalError;
+use crate::options::Agreement;
 use crate::sim::SplitMix;
 use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
+use crate::snapshot::SnapshotStore;
+use crate::types::{log_id, term_of};
 
 /// Chunks that a padded snapshot takes, about.
 const CHUNKS: u64 = 40;
@@ -120,6 +123,103 @@ async fn slow_feed(seed: u64, dir: PathBuf) -> Result<(), String> {
 fn the_log_after_a_snapshot_under_way_stays() {
     for seed in seeds(5) {
         run("the_log_after_a_snapshot_under_way_stays", seed, |dir| slow_feed(seed, dir));
+    }
+}
+
+/// While one member that was fed lags with the log that follows, another one comes: what was sent to the first is of no use to it
+/// any more, since the log behind the first's position is gone. It is sent one snapshot, not that one again and again.
+async fn two_lag(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let padded = || Ledger::padded(CHUNKS as usize * CHUNK_BYTES);
+    let cluster = Cluster::new(seed, 5, &dir, padded, |options| {
+        options.election = ElectionProfile::Wan;
+        (options.keep_log_entries, options.snapshot_log_entries) = (0, 400);
+    });
+    start_all(&cluster).await?;
+    let (leader, _) = leader(&cluster).await?;
+    let own = leader.node_id().0;
+    let others: Vec<u64> = cluster.ids().into_iter().filter(|id| *id != own).collect();
+    let (first, second) = (others[0], others[1]);
+    for id in [first, second] {
+        cluster.kill(id, 0, false).await;
+    }
+    for id in 1..30 {
+        put(&cluster, id).await?;
+    }
+    purge(&cluster).await?;
+    let covers = leader.status().snapshot_index;
+    let back = start(&cluster, first).await?;
+    until("it is fed", 30_000, || (back.status().applied_index >= covers).then_some(())).await?;
+    for id in 100..130 {
+        put(&cluster, id).await?;
+    }
+    until("it follows", 30_000, || (back.status().applied_index >= covers + 30).then_some(())).await?;
+    // It hears the leader no more; what the leader had from it is a moment old.
+    cluster.world().cut(own, first);
+    for half in [1_000..1_600, 1_600..2_200] {
+        for id in half {
+            put(&cluster, id).await?;
+        }
+        leader.compact().await.map_err(text)?;
+    }
+    until("the log goes up to where the first is", 9_000, || (leader.status().purged_index > covers).then_some(()))
+        .await?;
+    let sent = || cluster.world().chunks(own, second);
+    let fed = start(&cluster, second).await?;
+    let last = leader.status().last_log_index;
+    until("the second is fed", 60_000, || (fed.status().applied_index >= last).then_some(())).await?;
+    match sent() {
+        sent if sent > CHUNKS + 2 => Err(format!("{sent} chunks were sent to the second: more than one snapshot")),
+        _ => Ok(()),
+    }
+}
+
+#[test]
+fn what_one_is_sent_is_not_sent_to_another_that_could_not_go_on_from_it() {
+    for seed in seeds(5) {
+        run("what_one_is_sent_is_not_sent_to_another_that_could_not_go_on_from_it", seed, |dir| two_lag(seed, dir));
+    }
+}
+
+/// Writes nothing: its snapshot is whole, and no state.
+struct NoState;
+
+impl crate::machine::Frozen for NoState {
+    fn write_to(self: Box<Self>, _out: &mut dyn std::io::Write) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The newest snapshot is intact on disk and does not load: the one before it and the log are as good.
+async fn does_not_load(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let cluster = cluster(seed, &dir, |_| {});
+    start_all(&cluster).await?;
+    for id in 1..30 {
+        put(&cluster, id).await?;
+    }
+    let member = cluster.node(2).ok_or("no node 2")?;
+    member.compact().await.map_err(text)?;
+    put(&cluster, 40).await?;
+    let covers = member.status().snapshot_index;
+    cluster.kill(2, usize::MAX, false).await;
+    let home = dir.join("2").join("snapshots");
+    let store = SnapshotStore::open(&home, Agreement::OwnWord).map_err(text)?;
+    let mut meta = store.current().ok_or("no snapshot")?.meta().clone();
+    meta.last_log_id = meta.last_log_id.map(|id| log_id(term_of(&id), id.index + 1));
+    let bad = store.write(&meta, Box::new(NoState)).map_err(text)?;
+    let back = start(&cluster, 2).await?;
+    if back.status().snapshot_index != covers || !bad.path().with_extension("damaged").exists() {
+        return Err(format!("it begins with a snapshot up to {}", back.status().snapshot_index));
+    }
+    let last = put(&cluster, 50).await?;
+    converge(&cluster, last).await?;
+    let books: Vec<_> = cluster.nodes().iter().map(|node| node.machine().book()).collect();
+    if books.windows(2).all(|pair| pair[0] == pair[1]) { Ok(()) } else { Err("states differ".to_owned()) }
+}
+
+#[test]
+fn a_snapshot_that_does_not_load_is_as_good_as_damaged() {
+    for seed in seeds(5) {
+        run("a_snapshot_that_does_not_load_is_as_good_as_damaged", seed, |dir| does_not_load(seed, dir));
     }
 }
 

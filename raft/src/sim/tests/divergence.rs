@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::compaction::CompactError;
 use crate::failure::FatalError;
 use crate::machine::StateMachine;
 use crate::options::Agreement;
@@ -20,7 +21,9 @@ async fn tend(cluster: &Cluster) -> Result<u64, String> {
     hashes.iter().for_each(|(_, hash)| *votes.entry(*hash).or_default() += 1);
     if let Some((right, _)) = votes.into_iter().find(|(_, votes)| *votes >= 2) {
         for (node, hash) in hashes {
+            let doubt = node.machine().doubt();
             match hash == right {
+                true if doubt.is_some() => node.start_over(index, doubt.unwrap_or_default()).await,
                 true => node.vouch(index).await.map_err(text)?,
                 false => node.start_over(index, format!("hash {hash:x}, the majority has {right:x}")).await,
             }
@@ -89,10 +92,13 @@ async fn planted(seed: u64, dir: PathBuf, victim: Victim, flip: Flip) -> Result<
         Flip::Record => node.machine().flip_record(),
         Flip::Mistake => node.machine().mistake(),
     }
-    // A snapshot of the wrong state is written, and must lead to nothing.
-    let compacting = node.clone();
-    let compacting = async move { compacting.compact().await.is_ok() };
-    let _in_vain = SimRuntime::timeout(Duration::from_secs(2), compacting).await;
+    // A snapshot of the wrong state must lead to nothing; where the writer notices, it is not even kept, and the member goes on
+    // until it is judged.
+    let written = SimRuntime::timeout(Duration::from_secs(2), node.compact()).await.map_err(text)?;
+    let noticed = matches!(written, Err(CompactError::Unsound(_)));
+    if noticed == (flip == Flip::Mistake) || node.status().fatal.is_some() {
+        return Err(format!("written was {written:?}; it stopped for {:?}", node.status().fatal));
+    }
     restarts += work(150).await?;
     let limit = SimInstant::now() + Duration::from_secs(30);
     while restarts == 0 && SimInstant::now() < limit {

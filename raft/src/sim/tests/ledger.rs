@@ -39,6 +39,7 @@ pub(super) struct Ledger {
     book: Mutex<Book>,
     /// The hash at every index that was applied here.
     hashes: Mutex<BTreeMap<u64, u64>>,
+    doubt: Mutex<Option<String>>,
     /// Bytes that make snapshots longer than they need be.
     padding: usize,
     /// The highest feature level that it knows.
@@ -64,6 +65,11 @@ impl Ledger {
         self.hashes.lock().get(&index).copied()
     }
 
+    /// What was found wrong with it as it was written.
+    pub(super) fn doubt(&self) -> Option<String> {
+        self.doubt.lock().clone()
+    }
+
     /// A bit of the kept-up hash flips: as an error in what apply does would show.
     pub(super) fn flip_hash(&self) {
         self.book.lock().hash ^= 1 << 17;
@@ -82,11 +88,15 @@ impl Ledger {
         if let Some((id, index)) = book.entries.pop_first() {
             book.entries.insert(id ^ 1 << 40, index);
             book.hash = book.recomputed();
+            // It went wrong while the last entry was applied.
+            if let Some(at) = book.applied {
+                self.hashes.lock().insert(at.index, book.hash);
+            }
         }
     }
 
     pub(super) fn of_level(binary: u16) -> Ledger {
-        Ledger { book: Mutex::default(), hashes: Mutex::default(), padding: 0, binary }
+        Ledger { book: Mutex::default(), hashes: Mutex::default(), doubt: Mutex::default(), padding: 0, binary }
     }
 
     /// A proposal that only those who know the second level can apply.
@@ -159,8 +169,9 @@ impl StateMachine for Ledger {
     fn admits_state(&self, input: &mut dyn io::Read) -> Result<(), MachineError> {
         let mut bytes = Vec::new();
         input.read_to_end(&mut bytes).map_err(|e| MachineError::new(e.to_string()))?;
-        let ids = bytes.chunks_exact(16).skip(1).filter_map(|pair| pair.first_chunk());
-        ids.map(|bytes| u64::from_le_bytes(*bytes)).try_for_each(|id| self.knows(id))
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let [_hash, _repeated, count, pairs @ ..] = &words[..] else { return Ok(()) };
+        pairs.as_chunks::<2>().0.iter().take(*count as usize).try_for_each(|[id, _]| self.knows(*id))
     }
 
     fn levels(&self) -> Levels {
@@ -176,6 +187,10 @@ impl StateMachine for Ledger {
 
     fn applied(&self) -> Option<LogPosition> {
         self.book.lock().applied
+    }
+
+    fn found_unsound(&self, _index: u64, why: &str) {
+        self.doubt.lock().get_or_insert_with(|| why.to_owned());
     }
 
     fn freeze(&self) -> Box<dyn Frozen> {

@@ -227,7 +227,7 @@ fn a_snapshot_is_agreed_once_a_majority_vouched_for_it_and_stays_so() {
         store.write(&meta(index), body(index)).unwrap();
     }
     assert_eq!((agreed(&store), store.fallback()), (None, None));
-    assert!(!store.to_send().unwrap().is_agreed());
+    assert!(!store.to_send(0).unwrap().is_agreed());
     assert_eq!(indexes(&store), [9], "of what nobody vouched for the newest is enough");
     let open_before = store.current().unwrap();
     store.vouch(9).unwrap();
@@ -243,7 +243,7 @@ fn a_snapshot_is_agreed_once_a_majority_vouched_for_it_and_stays_so() {
     store.write(&meta(60), body(60)).unwrap();
     let again = voted(dir.path());
     assert_eq!((indexes(&again), agreed(&again), again.fallback()), (vec![9, 40, 60], Some(40), Some(log_id(3, 9))));
-    again.drop_doubtful().unwrap();
+    again.drop_doubtful(false).unwrap();
     assert_eq!(indexes(&again), [9, 40]);
     again.vouch(99).unwrap();
     again.write(&meta(60), body(60)).unwrap();
@@ -260,10 +260,49 @@ fn what_is_being_sent_stays_and_is_sent_to_the_end() {
         store.write(&meta(index), body(index)).unwrap();
     }
     assert_eq!(indexes(&store), [5, 20, 30]);
-    assert_eq!(store.to_send().unwrap().meta(), &meta(5));
+    assert_eq!(store.to_send(0).unwrap().meta(), &meta(5));
+    assert_eq!(store.to_send(5).unwrap().meta(), &meta(5));
+    assert_eq!(store.to_send(6).unwrap().meta(), &meta(30), "the log that follows it is gone");
     assert_eq!(store.held(), [(2, 5)]);
     store.release(2);
-    assert_eq!(store.to_send().unwrap().meta(), &meta(30));
+    assert_eq!(store.to_send(0).unwrap().meta(), &meta(30));
     store.write(&meta(40), body(40)).unwrap();
     assert_eq!(indexes(&store), [30, 40]);
+}
+
+/// Whatever a crash leaves between the steps of taking one in: a snapshot that is found is agreed.
+#[test]
+fn what_a_leader_sent_is_agreed_from_the_moment_it_is_found() {
+    let (_from, sent, whole) = sent();
+    let to = tempfile::tempdir().unwrap();
+    let store = voted(to.path());
+    let stream = store.receive(wanted(&sent)).unwrap();
+    store.append(stream, 0, &whole, None).unwrap();
+    let arrived = store.finish(stream).unwrap();
+    // The mark is there and the snapshot is not: a crash between the two.
+    store.mark(&to.path().join(name(&meta(9)))).unwrap();
+    let again = voted(to.path());
+    assert!(again.current().is_none());
+    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0, "the mark went, and what was unfinished");
+    fs::write(arrived.path(), &whole).unwrap();
+    let file = store.adopt(SnapshotFile::open(arrived.path()).unwrap()).unwrap();
+    assert!(file.is_agreed() && voted(to.path()).agreed().is_some());
+    voted(to.path()).drop_doubtful(false).unwrap();
+    assert_eq!(indexes(&voted(to.path())), [9]);
+}
+
+#[test]
+fn what_nobody_vouched_for_can_be_kept_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = voted(dir.path());
+    store.write(&meta(5), body(5)).unwrap();
+    store.vouch(6).unwrap();
+    let doubtful = store.write(&meta(9), body(9)).unwrap();
+    store.drop_doubtful(true).unwrap();
+    assert_eq!(indexes(&voted(dir.path())), [5]);
+    assert!(doubtful.path().with_extension("doubtful").exists());
+    let last = store.current().unwrap();
+    store.set_aside(&last).unwrap();
+    assert!(store.current().is_none() && store.agreed().is_none());
+    assert_eq!(indexes(&voted(dir.path())), [0; 0]);
 }
