@@ -426,7 +426,59 @@ async fn datanodes_and_clients_follow_a_forced_recovery() {
     put_all(&pool.client, &keys("after", 20), OBJECT_BYTES, 2).await;
 }
 
-/// Killed at any moment, a restore leaves a directory that the next start makes anew.
+/// A unit file keeps `--restore-from`. A member that comes back with an empty disk while another one still has the cluster makes no
+/// second cluster beside it, and says what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_without_data_restores_nothing_beside_one_that_has_some() {
+    let mut pool = saved_pool(|_| {}).await;
+    put_all(&pool.client, &keys("saved", 10), OBJECT_BYTES, 1).await;
+    save(&mut pool.cluster).await;
+    pool.cluster.wait_caught_up(2, WITHIN).await.unwrap();
+    for lost in 0..2 {
+        pool.cluster.masters[lost].kill().unwrap();
+    }
+    let url = format!("file://{}", snapshots(pool.cluster.work_dir()).display());
+    let first = &mut pool.cluster.masters[0];
+    std::fs::remove_dir_all(&first.data_dir).unwrap();
+    first.set_argument("--restore-from", &url);
+    first.start().unwrap();
+    let ended = first.process().unwrap().wait(WITHIN).await.unwrap();
+    let log = std::fs::read_to_string(first.log()).unwrap();
+    assert!(!ended.success() && log.contains("nothing is restored: node 3") && log.contains("member replace"), "{log}");
+    assert!(!first.data_dir.join("identity").exists(), "a cluster was made");
+    // With the second one back the cluster goes on as it was.
+    pool.cluster.masters[1].start().unwrap();
+    wait_for("a leader of the two", async || {
+        let status = admin::status(pool.cluster.masters[2].rpc).await.ok()?;
+        let other = admin::status(pool.cluster.masters[1].rpc).await.ok()?;
+        (status.role == "leader" || other.role == "leader").then_some(())
+    })
+    .await;
+}
+
+/// A cluster that publishes only on demand begins with the image of the one before: that is not its own, and never bears its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_from_before_the_history_is_not_published_under_its_name() {
+    let mut pool = saved_pool(|options| options.masters = 1).await;
+    put_all(&pool.client, &keys("saved", 10), OBJECT_BYTES, 1).await;
+    let before = save(&mut pool.cluster).await;
+    lose_masters(&mut pool.cluster);
+    restore(&mut pool.cluster).await;
+    // It has looked at what is to be published several times by then.
+    wait_for("some time without a publication", async || {
+        let status = pool.cluster.leader_status(WITHIN).await.ok()?.snapshot?;
+        (status.since_ms > 4_000 || status.published_index > 0).then_some(())
+    })
+    .await;
+    let own = cluster_directory(&mut pool.cluster).await;
+    let own = snapshots(pool.cluster.work_dir()).join(&own[1..]);
+    assert!(!own.exists(), "the image of the cluster before was published");
+    assert!(save(&mut pool.cluster).await > before);
+    assert!(own.exists());
+}
+
+/// Killed at any moment, a restore leaves a directory that the next start makes anew. Each kill waits for a state of the directory, and
+/// most of them must have caught a restore.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restore_that_is_killed_begins_again() {
     let mut pool = saved_pool(|options| options.masters = 1).await;
@@ -436,12 +488,29 @@ async fn a_restore_that_is_killed_begins_again() {
     lose_masters(&mut pool.cluster);
     let url = format!("file://{}", snapshots(pool.cluster.work_dir()).display());
     pool.cluster.masters[0].add_arguments(&["--restore-from", &url]);
-    for round in 0..20u64 {
+    const ROUNDS: usize = 20;
+    const CAUGHT_MIN: usize = ROUNDS / 2;
+    let data_dir = pool.cluster.masters[0].data_dir.clone();
+    let mark = data_dir.join("unfinished");
+    let signs = ["unfinished", "snapshots", "log", "log/STORE", "identity"];
+    let mut caught = 0;
+    for round in 0..ROUNDS {
+        let sign = data_dir.join(signs[round % signs.len()]);
         pool.cluster.masters[0].start().unwrap();
-        // Spread over the whole of a restore; where it was caught is not what decides.
-        tokio::time::sleep(Duration::from_millis(3 + round * 9)).await;
+        let since = std::time::Instant::now();
+        while !sign.exists() && since.elapsed() < WITHIN {
+            std::thread::yield_now();
+        }
         pool.cluster.masters[0].kill().unwrap();
+        assert!(sign.exists(), "no {} within {WITHIN:?}", sign.display());
+        caught += usize::from(mark.exists());
+        if !mark.exists() {
+            // It was done: the next one needs an empty directory again.
+            std::fs::remove_dir_all(&data_dir).unwrap();
+        }
     }
+    println!("{caught} of {ROUNDS} kills caught a restore");
+    assert!(caught >= CAUGHT_MIN, "only {caught} of {ROUNDS} kills caught a restore");
     pool.cluster.masters[0].start().unwrap();
     pool.cluster.wait_serving(WITHIN).await.unwrap();
     // A leader that was away longer than datanodes may be silent suspects them until they have found it.

@@ -126,6 +126,10 @@ async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>, search: &mut Search) -
         };
         if let Err(error) = outcome {
             quorum.follow(error.leader());
+            // A master says NOT_LEADER only after it has found nothing wrong with the cluster and history that it was asked for.
+            if error.code() == ErrorCode::NotLeader && with_history == WithHistory::Known {
+                quorum.heard_of_known();
+            }
             if error.code() == ErrorCode::WrongCluster {
                 // The cluster that this one goes on in (a restore) is taken when nobody of the known one leads.
                 with_history = WithHistory::Any;

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -22,6 +23,8 @@ use crate::resolver::Resolve;
 
 /// Clusters remembered that were followed one after the other.
 const LINEAGE_MAX: usize = 64;
+/// How long nobody of the known cluster has said anything before a cluster that goes on from it is followed.
+const KNOWN_SILENCE_MIN: Duration = Duration::from_secs(3);
 /// Members kept; further hints and learned addresses are ignored.
 const MEMBERS_MAX: usize = 32;
 
@@ -63,6 +66,8 @@ struct View {
     history: u64,
     /// The clusters that were followed, the present one first.
     lineage: Vec<v1::Ancestor>,
+    /// When a member of the known cluster was last heard.
+    known_heard: Option<Instant>,
     /// Highest term of an answer in this history.
     term_max: u64,
     members: Vec<Member>,
@@ -263,6 +268,12 @@ impl Quorum {
                 if present.is_some() {
                     return Err(wrong(format!("it is of history {:x}, the leader is not", identity.history)));
                 }
+                if let Some(ago) = view.known_heard.map(|at| at.elapsed()).filter(|ago| *ago < KNOWN_SILENCE_MIN) {
+                    return Err(wrong(format!(
+                        "it goes on from the known cluster, a master of which was heard {} ms ago; it is followed after {KNOWN_SILENCE_MIN:?} of silence",
+                        ago.as_millis()
+                    )));
+                }
                 tracing::warn!(master = %link.address(), history = identity.history, "the cluster has a new history");
                 view.term_max = 0;
                 (self.settings.new_history)();
@@ -287,10 +298,23 @@ impl Quorum {
         Ok(())
     }
 
+    /// A member of the known cluster said something, or its leader was lost just now.
+    pub(crate) fn heard_of_known(&self) {
+        self.view.lock().known_heard = Some(Instant::now());
+    }
+
     /// This leader turned out not to lead, or its session is gone.
     pub(crate) fn retract(&self, leader: &Arc<Leader>) {
+        self.lose(|present| Arc::ptr_eq(present, leader));
+    }
+
+    fn lose(&self, which: impl Fn(&Arc<Leader>) -> bool) {
+        if self.leader.borrow().as_ref().is_some_and(&which) {
+            // First: once it is taken away, another may be offered.
+            self.heard_of_known();
+        }
         self.leader.send_if_modified(|present| {
-            let same = present.as_ref().is_some_and(|p| Arc::ptr_eq(p, leader));
+            let same = present.as_ref().is_some_and(&which);
             if same {
                 *present = None;
             }
@@ -301,13 +325,7 @@ impl Quorum {
     /// This stream ended.
     pub(crate) fn link_ended(&self, link: &Arc<Link>) {
         self.settings.metrics.streams_lost.add(1);
-        self.leader.send_if_modified(|present| {
-            let same = present.as_ref().is_some_and(|p| Arc::ptr_eq(&p.link, link));
-            if same {
-                *present = None;
-            }
-            same
-        });
+        self.lose(|present| Arc::ptr_eq(&present.link, link));
     }
 
     /// Follows a hint: learns a member that is unknown, and has the one that is named asked at once.

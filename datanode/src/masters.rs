@@ -25,6 +25,9 @@ const NOT_LEADER_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// A unary call to a master that is reachable; the leader commits it within this or not soon.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long nobody of the known cluster has said anything before silent members count as strangers: longer than a moment in which one
+/// cannot be reached.
+const KNOWN_SILENCE_MIN: Duration = Duration::from_secs(3);
 /// How often a search that goes on says so.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
@@ -61,7 +64,8 @@ impl Masters {
     }
 
     /// Asks all members, `first` foremost, until one gives an answer, following leader hints. Returns an error only if it is final:
-    /// FENCED or INVALID_PARAMS from any, or WRONG_CLUSTER from every member that says anything. Otherwise it goes on for ever: the caller bounds it.
+    /// FENCED or INVALID_PARAMS from any, or WRONG_CLUSTER from every member that says anything while
+    /// no other was heard for [`KNOWN_SILENCE_MIN`]. Otherwise it goes on for ever: the caller bounds it.
     pub(crate) async fn ask<T, F>(
         &self,
         first: Option<&Address>,
@@ -73,6 +77,7 @@ impl Masters {
         let call = &call;
         let mut attempts: FuturesUnordered<_> = FuturesUnordered::new();
         let (started, mut told) = (Instant::now(), 0);
+        let mut silent_since = started;
         // What each member said last: None is still to answer.
         let mut said: BTreeMap<Address, Option<ErrorCode>> = BTreeMap::new();
         let learned = self.learned.lock().clone();
@@ -91,9 +96,12 @@ impl Masters {
             };
             tracing::debug!(master = %member.address, %error, "master gave no answer");
             said.insert(member.address.clone(), Some(error.code()));
+            if error.code() != ErrorCode::WrongCluster && !is_silence(error.code()) {
+                silent_since = Instant::now();
+            }
             let is_final = match error.code() {
                 ErrorCode::Fenced | ErrorCode::InvalidParams => true,
-                ErrorCode::WrongCluster => all_are_strangers(&said),
+                ErrorCode::WrongCluster => all_are_strangers(&said, silent_since.elapsed()),
                 _ => false,
             };
             if is_final {
@@ -165,9 +173,16 @@ impl Masters {
     }
 }
 
-fn all_are_strangers(said: &BTreeMap<Address, Option<ErrorCode>>) -> bool {
-    let unreachable = |code: &ErrorCode| matches!(code, ErrorCode::Unavailable | ErrorCode::DeadlineExceeded);
-    said.values().all(|said| said.as_ref().is_some_and(|code| *code == ErrorCode::WrongCluster || unreachable(code)))
+/// Whether nobody is left who could be of the known cluster. One that cannot be reached now may be, unless all have been silent for
+/// this long.
+fn all_are_strangers(said: &BTreeMap<Address, Option<ErrorCode>>, silent: Duration) -> bool {
+    let is_long = silent >= KNOWN_SILENCE_MIN;
+    let is_stranger = |code: ErrorCode| code == ErrorCode::WrongCluster || is_long && is_silence(code);
+    said.values().all(|said| said.is_some_and(is_stranger))
+}
+
+fn is_silence(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::Unavailable | ErrorCode::DeadlineExceeded)
 }
 
 /// Up to a quarter more or less, so that datanodes do not return in step.
@@ -209,4 +224,24 @@ pub(crate) fn status_error(status: tonic::Status) -> Error {
         _ => ErrorCode::Unavailable,
     };
     Error::new(code, format!("{:?}: {}", status.code(), status.message()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_members_count_as_strangers_only_after_a_while() {
+        let said = |codes: &[Option<ErrorCode>]| -> BTreeMap<Address, Option<ErrorCode>> {
+            let address = |port: usize| Address::new("127.0.0.1", 1 + port as u16).unwrap();
+            codes.iter().enumerate().map(|(port, code)| (address(port), *code)).collect()
+        };
+        let (stranger, silent) = (Some(ErrorCode::WrongCluster), Some(ErrorCode::Unavailable));
+        assert!(all_are_strangers(&said(&[stranger, stranger]), Duration::ZERO));
+        assert!(!all_are_strangers(&said(&[stranger, silent]), Duration::ZERO), "one sample");
+        assert!(all_are_strangers(&said(&[stranger, silent]), KNOWN_SILENCE_MIN));
+        for other in [None, Some(ErrorCode::NotLeader)] {
+            assert!(!all_are_strangers(&said(&[stranger, other]), KNOWN_SILENCE_MIN), "{other:?}");
+        }
+    }
 }

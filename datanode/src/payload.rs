@@ -117,6 +117,10 @@ impl Payload {
                 ErrorCode::GrantLost,
                 format!("replica {replica}: its grant is too old to be told from a replay; put the object again"),
             ),
+            NotOpened::Over => Error::new(
+                ErrorCode::GrantLost,
+                format!("replica {replica}: the life that granted it has ended on this datanode; put the object again"),
+            ),
             NotOpened::Busy => {
                 Error::new(ErrorCode::PutInProgress, format!("replica {replica}: another connection is writing it"))
             }

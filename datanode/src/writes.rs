@@ -69,6 +69,8 @@ pub(crate) enum NotOpened {
     UnderVerification,
     /// [`WriteLimits::open_max`].
     TooMany,
+    /// The life that this table is of has ended: [`WriteTable::abort_all`].
+    Over,
 }
 
 /// A range of a segment held against every other writer. Only this module makes one.
@@ -133,6 +135,8 @@ struct Inner {
     forgotten: ReplicaId,
     /// Acknowledgements to send, with the beat that carried each last.
     acknowledgements: BTreeMap<ReplicaId, Option<u64>>,
+    /// Set for good by [`WriteTable::abort_all`]: no range is claimed any more.
+    is_over: bool,
 }
 
 /// Figures for metrics.
@@ -231,9 +235,11 @@ impl WriteTable {
         verified
     }
 
-    /// Ends every open write, when its life is over: those that are inside a step end with it.
+    /// Ends every open write, when its life is over: those that are inside a step end with it. From then on no range is claimed, so
+    /// that a table which became quiet stays quiet.
     pub(crate) fn abort_all(&self) {
         let mut inner = self.inner.lock();
+        inner.is_over = true;
         let open: Vec<Arc<OpenWrite>> = inner.open.values().cloned().collect();
         for write in open {
             if write.fence() & ENTERED == 0 {
@@ -372,6 +378,9 @@ impl Inner {
     }
 
     fn claim(&mut self, claim: &Claim, holder: Holder) -> Result<(), NotOpened> {
+        if self.is_over {
+            return Err(NotOpened::Over);
+        }
         let end = claim.offset.saturating_add(claim.length);
         // Claims do not overlap each other, so the last one that starts before our end is the only candidate.
         let range = (claim.segment, 0)..(claim.segment, end);

@@ -332,4 +332,8 @@ async fn a_table_is_quiet_once_every_step_has_ended() {
     drop(look);
     tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await.expect("it is quiet").unwrap();
     assert_eq!(table.finish(&between, End::Stored), End::Aborted);
+    // Whoever still holds the table claims nothing: what has become quiet stays so.
+    assert_eq!(table.begin(&grant(3, 0, 64, 9_000)).unwrap_err(), NotOpened::Over);
+    assert_eq!(table.hold_for_verification(SegmentId(1), 0, 64).err(), Some(NotOpened::Over));
+    assert!(table.is_quiet());
 }

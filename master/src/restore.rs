@@ -4,6 +4,8 @@
 // Files belong here; the directory has none of them.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod others;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
@@ -16,6 +18,8 @@ use tidepool_raft::{ClusterIdentity, Frozen, LogPosition, OpenError, Restored, i
 use crate::directory::limits::{ANCESTORS_MAX, HISTORIES_FEATURE_LEVEL};
 use crate::directory::{Directory, EntryBuilder, FrozenDirectory, Op};
 use crate::snapshots::{Catalogue, Location, PublishedImage, Rejected, StoreError};
+
+pub use others::check_others;
 
 /// Names shown of what lies at a location.
 const NAMES_SHOWN: usize = 8;
@@ -90,6 +94,11 @@ pub fn begin_history(before: ClusterIdentity) -> Result<Bytes, Error> {
     entry.push(&Op::BeginHistory { before: (before.cluster, before.history) })?;
     // No time of its own: log time goes on where it stood (T1).
     Ok(entry.finish(LogTime(0)))
+}
+
+/// Whether a restore would begin here: the directory holds no data of a master.
+pub fn is_wanted(data_dir: &Path) -> Result<bool, RestoreFailed> {
+    Ok(is_vacant(data_dir)?)
 }
 
 /// Restores the newest snapshot that is whole into `data_dir`. None: the directory holds the data of a master already.

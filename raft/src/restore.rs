@@ -86,7 +86,7 @@ impl Restored {
                 format!("{} holds the data of a master; a restore needs an empty directory", data_dir.display()),
             )));
         }
-        self.make_in(data_dir).map_err(|error| match error {
+        self.make_in(data_dir, &mut |_| Ok(())).map_err(|error| match error {
             Failed::Io(error) => {
                 OpenError::storage(io::Error::new(error.kind(), format!("{}: {error}", data_dir.display())))
             }
@@ -94,14 +94,23 @@ impl Restored {
         })
     }
 
-    fn make_in(self, data_dir: &Path) -> Result<ClusterIdentity, Failed> {
+    /// `reached` is told after each step, and may end it there.
+    fn make_in(
+        self,
+        data_dir: &Path,
+        reached: &mut dyn FnMut(&'static str) -> io::Result<()>,
+    ) -> Result<ClusterIdentity, Failed> {
         fs::create_dir_all(data_dir)?;
+        reached("directory")?;
         Unfinished::Restore.begin(data_dir)?;
+        reached("marked")?;
         for part in [LOG, SNAPSHOTS] {
             remove(&data_dir.join(part), |path| fs::remove_dir_all(path))?;
+            reached("removed")?;
         }
         remove(&data_dir.join(IDENTITY), |path| fs::remove_file(path))?;
         sync_directory(data_dir)?;
+        reached("emptied")?;
 
         let own = self.node_id.0;
         let member = types::Member::new(&self.address, Retired::default());
@@ -111,16 +120,20 @@ impl Restored {
         let meta = SnapshotMeta { last_log_id: Some(saved), last_membership: membership };
         let snapshots = SnapshotStore::open(&data_dir.join(SNAPSHOTS), Agreement::Majority).map_err(io::Error::from)?;
         snapshots.write(&meta, self.state).map_err(io::Error::from)?;
+        reached("state")?;
         // What this cluster begins with: there is nobody else to ask.
         snapshots.vouch(saved.index).map_err(io::Error::from)?;
+        reached("vouched")?;
 
         let disk = RocksDisk::open(&data_dir.join(LOG)).map_err(OpenError::from)?;
+        reached("log")?;
         let identity = IdentityStore::open(data_dir, self.node_id, disk.store_id(), true).map_err(OpenError::from)?;
         let cluster = fresh_identity();
         identity.update(|record| {
             record.cluster = Some(cluster);
             record.took_part = true;
         })?;
+        reached("identity")?;
         let (term, next) = (self.at.term + 1, self.at.index + 1);
         let entries = [EntryPayload::Membership(alone), EntryPayload::Normal(Payload(self.payload))];
         let mut writes = vec![
@@ -134,6 +147,7 @@ impl Restored {
         disk.write(&writes)?;
         disk.sync()?;
         drop(disk);
+        reached("entries")?;
         Unfinished::end(data_dir)?;
         Ok(cluster)
     }
@@ -161,5 +175,57 @@ fn remove(path: &Path, remove: impl FnOnce(&Path) -> io::Result<()>) -> io::Resu
     match remove(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct State;
+
+    impl Frozen for State {
+        fn write_to(self: Box<Self>, out: &mut dyn io::Write) -> io::Result<()> {
+            out.write_all(b"what was saved")
+        }
+    }
+
+    fn restored() -> Restored {
+        Restored {
+            node_id: NodeId(1),
+            address: "127.0.0.1:1".parse().expect("an address"),
+            at: LogPosition { term: 3, index: 70 },
+            state: Box::new(State),
+            payload: Bytes::from_static(b"first"),
+        }
+    }
+
+    /// Cut after any step, also when it is cut a second time on what the first one left, the directory is vacant and is made anew.
+    /// Only after the last step it is not.
+    #[test]
+    fn a_restore_cut_after_any_step_leaves_a_vacant_directory() {
+        let mut steps = Vec::new();
+        let whole = tempfile::tempdir().unwrap();
+        let all = restored().make_in(whole.path(), &mut |step| {
+            steps.push(step);
+            Ok(())
+        });
+        assert!(all.is_ok() && !is_vacant(whole.path()).unwrap());
+        assert_eq!(steps.len(), 10, "{steps:?}");
+        for first in 0..steps.len() {
+            let dir = tempfile::tempdir().unwrap();
+            for last in [first, steps.len() - 1 - first] {
+                let mut left = last;
+                let cut = restored().make_in(dir.path(), &mut |_| {
+                    left = left.checked_sub(1).ok_or_else(|| io::Error::other("cut"))?;
+                    Ok(())
+                });
+                assert!(cut.is_err(), "cut after {}", steps[last]);
+                assert!(is_vacant(dir.path()).unwrap(), "cut after {}", steps[last]);
+                assert!(!knows_cluster(dir.path()).unwrap(), "cut after {}", steps[last]);
+            }
+            restored().make(dir.path()).unwrap();
+            assert!(!is_vacant(dir.path()).unwrap());
+        }
     }
 }

@@ -76,6 +76,12 @@ async fn before_the_start(config: &Config, options: &MasterOptions) -> anyhow::R
         .clone()
         .filter(|_| !options.join && restores.is_none() && !config.boolean("master.accept_data_loss"));
     let (data_dir, node_id, address) = (options.data_dir.clone(), options.node_id, options.advertise.clone());
+    if restores.is_some() {
+        let directory = data_dir.clone();
+        if tokio::task::spawn_blocking(move || restore::is_wanted(&directory)).await?? {
+            restore::check_others(node_id, &options.gather).await?;
+        }
+    }
     // An S3 store runs its own requests and must not be called from an async thread.
     let work = move || {
         match (restores, guards) {

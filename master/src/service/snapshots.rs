@@ -67,6 +67,8 @@ struct State {
     /// What the others say; the leader asks.
     others: Option<(Instant, Option<Duration>)>,
     looked: bool,
+    /// Whether what is applied is known to be of the present history.
+    is_of_this_history: bool,
 }
 
 #[derive(Clone)]
@@ -102,6 +104,7 @@ impl Snapshots {
             due_since: None,
             others: None,
             looked: false,
+            is_of_this_history: false,
         };
         Snapshots {
             location,
@@ -174,7 +177,7 @@ pub async fn at_stop(service: &Arc<Service>) {
             if let Err(error) = make(service, wait).await {
                 tracing::warn!(%error, "the newest state is not agreed in time; the last snapshot is an older one");
             }
-            match service.node().agreed_snapshot().and_then(|file| file.position()) {
+            match agreed_of_this_history(service).and_then(|file| file.position()) {
                 Some(at) if at.index > published => take(service, Image::Newest).await,
                 _ => Err(Error::new(ErrorCode::Unavailable, "nothing newer than what is published is agreed")),
             }
@@ -271,6 +274,26 @@ async fn make(service: &Arc<Service>, wait: Duration) -> Result<(), Error> {
     Ok(())
 }
 
+/// The newest agreed image, if it is one of the present history (I1): a restored or recovered cluster begins with an image of the
+/// cluster before, which is not its own and must not bear its name.
+fn agreed_of_this_history(service: &Service) -> Option<SnapshotFile> {
+    let file = service.node().agreed_snapshot()?;
+    let directory = service.directory();
+    let leadership = service.node().status().leadership;
+    let applied_term = directory.applied().map_or(0, |(_, term)| term);
+    let mut state = service.snapshots().state.lock();
+    // Whoever leads in a term had the op with which the history began in its log before the first entry of that term; and only who
+    // has applied an entry of its own term leads.
+    state.is_of_this_history |= leadership.role == Role::Leader || applied_term > 0 && applied_term == leadership.term;
+    let began = directory.ancestors().iter().last().map(|ancestor| ancestor.until);
+    (state.is_of_this_history && covers_beginning(file.position()?.index, began)).then_some(file)
+}
+
+/// Whether an image of this index covers the op with which the present history began; the first history began with none.
+fn covers_beginning(index: u64, began: Option<u64>) -> bool {
+    began.is_none_or(|began| index >= began)
+}
+
 /// Whether checkpoints are logged that this master hears of.
 fn can_be_agreed(service: &Service) -> bool {
     let status = service.node().status();
@@ -301,7 +324,11 @@ pub async fn take(service: &Arc<Service>, wanted: Image) -> Result<Taken, Error>
         made.inspect_err(|error| snapshots.state.lock().last_error = error.to_string())?;
     }
     let build_seconds = began.elapsed().as_secs_f64();
-    let file = service.node().agreed_snapshot().ok_or_else(nothing)?;
+    let of_before = || {
+        let why = "no image of the cluster's present history is agreed yet; the one from before it is never published";
+        Error::new(ErrorCode::Unavailable, why)
+    };
+    let file = agreed_of_this_history(service).ok_or_else(of_before)?;
     let at = file.position().ok_or_else(nothing)?;
     let result = send(service, location, file).await;
     let metrics = service.metrics();
@@ -437,6 +464,7 @@ async fn look_once(service: &Arc<Service>) {
 fn decide(service: &Service) -> Decision {
     let status = service.node().status();
     let snapshots = service.snapshots();
+    let image = agreed_of_this_history(service);
     let mut state = snapshots.state.lock();
     if !state.looked || state.not_before.is_some_and(|at| Instant::now() < at) {
         return Decision::Wait;
@@ -452,7 +480,7 @@ fn decide(service: &Service) -> Decision {
         backlog: status.committed_index.saturating_sub(status.applied_index),
         published_index: state.published.as_ref().map(|known| known.index),
         published_at: state.at,
-        image_index: service.node().agreed_snapshot().and_then(|file| file.position()).map(|at| at.index),
+        image_index: image.and_then(|file| file.position()).map(|at| at.index),
         put_off: state.due_since.map_or(Duration::ZERO, |since| since.elapsed()),
     };
     let decision = Policy { interval: service.options().snapshot_interval }.decide(&facts);
@@ -510,4 +538,16 @@ async fn ask_standbys(service: &Arc<Service>) {
     let addresses = standbys(&status).map(|member| member.member.address.clone());
     let answers = futures::future::join_all(addresses.map(ask)).await;
     state.lock().others = Some((Instant::now(), answers.into_iter().flatten().min()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_from_before_the_history_is_not_of_it() {
+        assert!(covers_beginning(5, None));
+        assert!(!covers_beginning(9, Some(10)));
+        assert!(covers_beginning(10, Some(10)) && covers_beginning(11, Some(10)));
+    }
 }

@@ -93,6 +93,11 @@ impl Catalogue {
         Ok(Catalogue { store: location.store()?, only })
     }
 
+    #[cfg(test)]
+    pub(super) fn of(store: Arc<dyn Store>) -> Catalogue {
+        Catalogue { store, only: None }
+    }
+
     /// What is read from.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store

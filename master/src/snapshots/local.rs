@@ -9,6 +9,8 @@ use super::store::{NAMES_MAX, NewFile, Store, StoreError};
 
 /// What the name of a directory begins with while it is written.
 const WRITING: &str = ".writing-";
+/// What it ends with, besides, when it is what was there before.
+const BEFORE: &str = ".before";
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// A directory of snapshots.
@@ -131,13 +133,21 @@ impl Store for LocalStore {
         let aside = parent.join(format!("{WRITING}{name}"));
         self.create_parents(&place)?;
         let written = self.write_aside(&aside, files).and_then(|()| {
-            if place.exists() {
-                // The last file first: until the rename there is none that looks whole.
-                let names: Vec<&str> = files.iter().rev().map(|file| file.name).collect();
-                self.remove(directory, &names)?;
+            let before = parent.join(format!("{WRITING}{name}{BEFORE}"));
+            let had_one = place.exists();
+            if had_one {
+                // In one step, and back in one step: it is whole here or there until the new one is in its place.
+                self.remove_unfinished_one(&before)?;
+                fs::rename(&place, &before).map_err(|e| failed(&place, e))?;
             }
-            fs::rename(&aside, &place).map_err(|e| failed(&place, e))?;
-            sync_directory(parent)
+            if let Err(error) = fs::rename(&aside, &place) {
+                if had_one {
+                    fs::rename(&before, &place).map_err(|e| failed(&before, e))?;
+                }
+                return Err(failed(&place, error));
+            }
+            sync_directory(parent)?;
+            if had_one { self.remove_unfinished_one(&before) } else { Ok(()) }
         });
         if written.is_err() {
             // What cannot be removed now is removed by the next run.

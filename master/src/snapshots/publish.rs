@@ -120,7 +120,12 @@ pub fn publish(
     let node_directory = layout::node_directory(place.cluster, place.node);
     store.remove_unfinished(&node_directory)?;
     let began = Instant::now();
-    let is_there = catalogue.image(&Candidate { place }).is_ok_and(|there| there.manifest == survey.manifest);
+    let is_there = match catalogue.image(&Candidate { place }) {
+        Ok(there) => there.manifest == survey.manifest,
+        // It may be whole: to write over it could destroy the only good one.
+        Err(Rejected::Unreadable(error)) => return Err(error.into()),
+        Err(_) => false,
+    };
     if !is_there {
         store.write_directory(&directory, &files(image, &survey, whose, place, pace))?;
     }

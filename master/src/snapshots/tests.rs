@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tidepool_proto::{ClusterId, History, NodeId};
 
 use super::layout::FILES;
+use super::store::{NewFile, Store};
 use super::*;
 use crate::directory::image::parts::Section;
 use crate::directory::tests::replay::{busy, bytes_of};
@@ -294,4 +295,76 @@ fn a_damaged_local_image_is_not_published() {
     let error = publish(&place.catalogue, &image, &whose(), &unlimited()).unwrap_err();
     assert_eq!(error.reason(), "image");
     assert_eq!(place.newest(), (Some(older.place), vec![]));
+}
+
+/// Does not answer for a while when it is asked what is there, as a busy object store does.
+#[derive(Debug)]
+struct Unsteady {
+    store: Arc<dyn Store>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Unsteady {
+    fn answer<T>(&self, key: &str, answer: impl FnOnce(&dyn Store) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(StoreError::new(key, io::ErrorKind::TimedOut.into()));
+        }
+        answer(&*self.store)
+    }
+}
+
+impl Store for Unsteady {
+    fn list(&self, directory: &str) -> Result<Vec<String>, StoreError> {
+        self.answer(directory, |store| store.list(directory))
+    }
+    fn length(&self, key: &str) -> Result<Option<u64>, StoreError> {
+        self.answer(key, |store| store.length(key))
+    }
+    fn read(&self, key: &str) -> Result<Box<dyn Read + Send>, StoreError> {
+        self.store.read(key)
+    }
+    fn write_directory(&self, directory: &str, _: &[NewFile<'_>]) -> Result<(), StoreError> {
+        panic!("{directory} is written again")
+    }
+    fn write(&self, key: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.store.write(key, bytes)
+    }
+    fn remove(&self, directory: &str, names: &[&str]) -> Result<(), StoreError> {
+        self.store.remove(directory, names)
+    }
+    fn remove_unfinished(&self, parent: &str) -> Result<(), StoreError> {
+        self.store.remove_unfinished(parent)
+    }
+    fn show(&self, key: &str) -> String {
+        self.store.show(key)
+    }
+}
+
+/// What cannot be looked at may be whole, and is never written over.
+#[test]
+fn a_snapshot_that_cannot_be_looked_at_is_not_written_again() {
+    let mut place = Fixture::new();
+    let published = place.publish();
+    let image: Arc<dyn ImageFile> = Arc::new(Bytes(place.images.bytes()));
+    let fails = Arc::new(AtomicBool::new(true));
+    let store = Unsteady { store: place.catalogue.store().clone(), fails: fails.clone() };
+    let unsteady = Catalogue::of(Arc::new(store));
+    assert_eq!(publish(&unsteady, &image, &whose(), &unlimited()).unwrap_err().reason(), "timeout");
+    assert_eq!(place.newest(), (Some(published.place), vec![]));
+    fails.store(false, Ordering::Relaxed);
+    assert_eq!(publish(&unsteady, &image, &whose(), &unlimited()).unwrap().upload_seconds, 0.0);
+}
+
+/// A damaged one is replaced in its place, and what it was is gone.
+#[test]
+fn a_damaged_snapshot_is_published_again_in_its_place() {
+    let mut place = Fixture::new();
+    let published = place.publish();
+    let path = place.path(&published);
+    fs::write(path.join(FILES[0]), b"other bytes").unwrap();
+    assert_eq!(place.newest().0, None);
+    let image: Arc<dyn ImageFile> = Arc::new(Bytes(place.images.bytes()));
+    publish(&place.catalogue, &image, &whose(), &unlimited()).unwrap();
+    assert_eq!(place.newest(), (Some(published.place), vec![]));
+    assert_eq!(names(path.parent().unwrap()), [published.place.name(), "latest.txt".to_owned()]);
 }
