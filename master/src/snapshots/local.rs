@@ -96,7 +96,10 @@ impl Store for LocalStore {
         let path = self.path(directory);
         let entries = match fs::read_dir(&path) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            // A file where a directory would be is somebody else's.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(Vec::new());
+            }
             Err(error) => return Err(failed(&path, error)),
         };
         let mut names = Vec::new();
@@ -176,7 +179,7 @@ impl Store for LocalStore {
 
     fn remove(&self, directory: &str, names: &[&str]) -> Result<(), StoreError> {
         let path = self.path(directory);
-        if !path.exists() {
+        if !path.is_dir() {
             return Ok(());
         }
         if let Some((first, rest)) = names.split_first() {

@@ -33,7 +33,8 @@ pub fn prune(catalogue: &Catalogue, cluster: ClusterId, node: NodeId, retain: us
             }
             Ok(_) => removed.surplus.push(place),
             Err(Rejected::Incomplete(_)) if whole > 0 => {
-                if store.list(&directory)?.iter().any(|name| !FILES.contains(&name.as_str())) {
+                let names = store.list(&directory)?;
+                if names.is_empty() || names.iter().any(|name| !FILES.contains(&name.as_str())) {
                     continue;
                 }
                 removed.unfinished.push(place);

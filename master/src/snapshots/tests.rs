@@ -188,6 +188,22 @@ fn a_snapshot_in_another_clusters_or_nodes_place_is_refused() {
 }
 
 #[test]
+fn files_with_the_names_of_directories_are_passed_over() {
+    let mut place = Fixture::new();
+    let published = place.publish();
+    let node = place.path(&published).parent().unwrap().to_owned();
+    let cluster = node.parent().unwrap();
+    let named = |index| node.join(Place { index, ..published.place }.name());
+    let names = [cluster.with_file_name("f".repeat(32)), cluster.join("node-9"), named(9_999), named(0)];
+    for path in &names {
+        fs::write(path, b"mine").unwrap();
+    }
+    assert_eq!(place.newest(), (Some(published.place), vec!["incomplete"]));
+    assert_eq!(prune(&place.catalogue, CLUSTER, NODE, 2).unwrap(), Removed::default());
+    assert!(names.iter().all(|path| path.exists()));
+}
+
+#[test]
 fn a_newer_layout_or_format_is_refused_by_name() {
     let mut place = Fixture::new();
     let published = place.publish();
