@@ -145,7 +145,13 @@ async fn case_019_a_crashed_master_is_removed_and_a_fourth_takes_its_place() {
     pool.cluster.masters[dead].kill().unwrap();
     let dead_id = (dead + 1).to_string();
     done(&pool.cluster, &["remove", &dead_id, "--deadline", "10s"]).await;
-    admin::compact(pool.cluster.masters[leader].rpc).await.unwrap();
+    let leads = pool.cluster.masters[leader].rpc;
+    let covered = admin::compact(leads).await.unwrap();
+    // The log goes once the masters agree on what the snapshot covers.
+    wait_for("the log to be purged", async || {
+        admin::status(leads).await.ok().filter(|status| status.purged_index >= covered)
+    })
+    .await;
 
     let fourth = pool.cluster.add_master().unwrap();
     let new = at(&pool.cluster, fourth);

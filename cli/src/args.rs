@@ -74,7 +74,7 @@ pub enum Command {
     Member(MemberArgs),
     /// Take a snapshot of the directory now, and look at those that are published
     Snapshot(SnapshotArgs),
-    /// See which feature level the quorum is at, and raise it after an upgrade of all masters
+    /// See the feature level of the quorum, and raise it after an upgrade
     FeatureLevel(FeatureLevelArgs),
     /// Hand leadership to another master
     TransferLeader(TransferArgs),

@@ -1,7 +1,7 @@
 //! `tidepool plan`: what a pool of so many objects needs of its hosts, from figures that were measured.
 
 use serde_json::json;
-use tidepool_proto::object::{extent_bytes, stored_bytes};
+use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes, stored_bytes};
 
 use super::Context;
 use crate::args::PlanArgs;
@@ -62,14 +62,15 @@ struct Wanted {
 fn plan(wanted: Wanted) -> Plan {
     let Wanted { objects, bytes, key_bytes, replicas, snapshot_log_bytes, retain } = wanted;
     let object_bytes = bytes.div_ceil(objects);
-    let extents = extent_bytes(object_bytes).saturating_mul(objects).saturating_mul(replicas);
+    // Far above what an object may have, nothing adds up exactly any more.
+    let extents = extent_bytes(object_bytes.min(OBJECT_BYTES_MAX)).saturating_mul(objects).saturating_mul(replicas);
     let per_object = DIRECTORY_BYTES + key_bytes + POLICY_BYTES + (replicas - 1) * REPLICA_BYTES;
     let directory = objects.saturating_mul(per_object);
-    let master_bytes = PROCESS_BYTES.saturating_add(directory / 100 * HEADROOM_PERCENT);
+    let master_bytes = PROCESS_BYTES.saturating_add((directory / 100).saturating_mul(HEADROOM_PERCENT));
     let snapshot_bytes = objects.saturating_mul(IMAGE_BYTES + key_bytes);
     Plan {
         object_bytes,
-        pool_bytes: extents / (100 - RESERVE_PERCENT) * 100,
+        pool_bytes: (extents / (100 - RESERVE_PERCENT)).saturating_mul(100),
         master_bytes,
         master_bytes_at_most: master_bytes.saturating_add(directory),
         snapshot_bytes,

@@ -169,7 +169,7 @@ fn masters_table(answers: &[Answer], leader: Option<&StatusResponse>) -> Table {
                 ]);
             }
             Err(_) => {
-                let cells = ["?", &answer.address.to_string(), "unreachable", "-", "-", "-", "-", "-", "-"];
+                let cells = ["?", &answer.address.to_string(), "unreachable", "-", "-", "-", "-", "-", "-", "-"];
                 table.row(cells.map(str::to_owned));
             }
         }
