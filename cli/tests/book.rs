@@ -160,7 +160,10 @@ fn case_091_every_command_the_book_shows_exists() {
                     }
                     _ => continue,
                 }
-                let nested = matches!(words.get(1), Some(&("drill" | "config" | "member" | "snapshot")));
+                let nested = matches!(
+                    words.get(1),
+                    Some(&("drill" | "config" | "member" | "snapshot" | "task" | "tenant" | "feature-level"))
+                );
                 let names = if nested { &words[1..3] } else { &words[1..2] };
                 let help = binary::expect(&[names, &["--help"]].concat());
                 // What stands in quotes is another program's.

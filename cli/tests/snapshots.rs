@@ -90,12 +90,14 @@ fn snapshots_are_taken_listed_shown_and_verified() {
     let status: Value = serde_json::from_str(&expect(&["status", "-o", "json", "--masters", &pool.rpc])).unwrap();
     assert_eq!(status["masters"][0]["snapshot"]["published_index"].as_u64(), Some(indexes[2]));
 
-    let (_, metrics) = binary::http(&pool.role.address("http"), "GET", "/metrics", "");
+    let http = pool.role.address("http");
     let figure = |name: &str| -> f64 {
+        let (_, metrics) = binary::http(&http, "GET", "/metrics", "");
         let line = metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     };
-    assert_eq!(figure("tidepool_master_snapshot_published_index") as u64, indexes[2]);
+    // Gauges are refreshed twice a second.
+    wait_for("the gauge", || (figure("tidepool_master_snapshot_published_index") as u64 == indexes[2]).then_some(()));
     assert!(figure("tidepool_raft_apply_held_seconds_count{step=\"freeze\"}") >= 4.0);
     assert!(figure("tidepool_raft_apply_held_seconds_count{step=\"entry\"}") >= 4.0);
     assert_eq!(figure("tidepool_master_snapshot_seconds_count{phase=\"upload\"}"), 4.0);
@@ -135,8 +137,10 @@ fn standbys_publish_in_turns_and_the_leader_does_not() {
             let (id, name) = (id.to_string(), format!("m{id}"));
             let data = directory.path().join(&name);
             let fixed = ["master", "--node-id", &id, "--members", &members, "--http-port", "0", "--data-dir"];
-            let own = [data.to_str().unwrap(), "--snapshot-url", &url, "--snapshot-interval", "2s"];
-            Role::start(directory.path(), &name, &[&fixed[..], &own].concat())
+            // Agreed well within a turn.
+            let often = ["--checkpoint-interval", "200ms"];
+            let own = [data.to_str().unwrap(), "--snapshot-url", &url, "--snapshot-interval", "3s"];
+            Role::start(directory.path(), &name, &[&fixed[..], &own, &often].concat())
         })
         .collect();
     let masters: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();

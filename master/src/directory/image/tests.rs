@@ -187,7 +187,8 @@ fn absurd_lengths_are_refused() {
 /// What changed in memory behind the digest's back is noticed while it is written, whichever way the objects are encoded.
 #[test]
 fn an_image_of_records_that_are_not_the_digests_is_never_completed() {
-    let plants: [(&str, fn(&Directory)); 6] = [
+    type Plant = (&'static str, fn(&Directory));
+    let plants: [Plant; 6] = [
         ("objects", Directory::flip_a_record),
         ("nodes, segments", |directory| directory.spoil_the_digest(0)),
         ("sessions", |directory| {

@@ -9,6 +9,7 @@ use tidepool_raft::{PayloadHash, StoppedAt};
 
 use super::*;
 use crate::directory::{Directory, Op, Outcome};
+use crate::service::machine::AppliedEntry;
 use crate::service::{Stopped, snapshots};
 
 /// Log on disk: two snapshots' worth of 8 MiB, what a third brings until it is agreed, and RocksDB's own files.
@@ -350,9 +351,8 @@ async fn an_op_that_stops_a_master_is_left_out() {
     let rig = start(&options).await;
     until("it leads", || async { rig.service.tenure().is_ok() }).await;
     rig.hello(2).await;
-    let history = rig.service.machine().history();
-    let (_, _, outcomes) = history.iter().find(|(index, ..)| *index == at.place.index).expect("applied").clone();
-    drop(history);
+    let of_entry = |(index, ..): &&AppliedEntry| *index == at.place.index;
+    let (_, _, outcomes) = rig.service.machine().history().iter().find(of_entry).expect("applied").clone();
     let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused(why) if why.message().contains("left out"));
     let seen: Vec<bool> = outcomes.iter().map(refused).collect();
     assert_eq!(seen, (0..seen.len()).map(|o| o as u32 == at.place.ordinal).collect::<Vec<_>>());
@@ -404,7 +404,6 @@ async fn case_007_the_log_is_bounded_and_a_standby_that_was_down_comes_back_by_s
             session_id: session,
             sequence: (round * BATCH) as u64 + 1,
             floor: (round * BATCH) as u64 + 1,
-            ..Default::default()
         };
         let Ok(Answer::Remove(removed)) = rig.ask("", 60_000, Ask::Remove(remove)).await else { panic!("not removed") };
         assert!(removed.errors.is_empty(), "{:?}", removed.errors[0]);
