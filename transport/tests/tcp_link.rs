@@ -38,6 +38,9 @@ fn sockets(port: u16, state: &str) -> usize {
 async fn case_077_gets_share_a_few_long_lived_connections() {
     let memory = TestMemory::new(2 << 20);
     let served = Served::start(memory.clone()).await;
+    let port = served.socket.port();
+    // The system may have given out a port again whose connections of before are still remembered.
+    let remembered = sockets(port, "06");
     let engine = Arc::new(TcpEngine::new(options()));
     read_some(&engine, &served.address, &memory, 2 << 20).await.unwrap();
     let getters = (0..10).map(|_| {
@@ -52,10 +55,9 @@ async fn case_077_gets_share_a_few_long_lived_connections() {
     for getter in getters.collect::<Vec<_>>() {
         getter.await.unwrap();
     }
-    let port = served.socket.port();
     let (established, time_wait) = (sockets(port, "01"), sockets(port, "06"));
     assert!(established <= 4, "{established} sockets established");
-    assert_eq!(time_wait, 0, "{time_wait} sockets in TIME_WAIT");
+    assert!(time_wait <= remembered, "{time_wait} sockets in TIME_WAIT, {remembered} of before");
     assert_eq!(engine.stats().connections_opened, 2);
 }
 
