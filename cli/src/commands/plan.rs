@@ -24,7 +24,7 @@ const HEADROOM_PERCENT: u64 = 160;
 const IMAGE_BYTES: u64 = 26;
 /// Part of a segment that eviction keeps free at most.
 const RESERVE_PERCENT: u64 = 5;
-/// Objects restored a second on two cores: `restore_s` of `tidepool bench snapshot`.
+/// Objects restored a second on two cores: half of what `restore_s` of `tidepool bench snapshot` comes to, for keys that do not compress.
 const RESTORED_PER_SECOND: u64 = 900_000;
 
 /// What a pool needs.
