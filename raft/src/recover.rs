@@ -10,7 +10,7 @@ use tidepool_proto::{Error, ErrorCode, NodeId};
 use crate::codec;
 use crate::divergence;
 use crate::identity::{ClusterIdentity, IdentityStore};
-use crate::log::{Disk, RocksDisk, Write, recover};
+use crate::log::{Disk, OpenReport, RocksDisk, Write, recover};
 use crate::open::{OpenError, cannot_start_over};
 use crate::options::{Agreement, Member};
 use crate::restore::fresh_identity;
@@ -59,6 +59,36 @@ fn refuse(message: String) -> OpenError {
     OpenError(Error::new(ErrorCode::InvalidParams, message))
 }
 
+/// Where the log of a data directory lies.
+fn log_of(data_dir: &Path) -> Result<PathBuf, OpenError> {
+    let path = data_dir.join("log");
+    if path.join("STORE").exists() {
+        return Ok(path);
+    }
+    Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())))
+}
+
+/// The data of a stopped member, verified. Its log stays locked.
+struct Stopped {
+    disk: RocksDisk,
+    path: PathBuf,
+    report: OpenReport,
+    identity: IdentityStore,
+    snapshots: SnapshotStore,
+}
+
+impl Stopped {
+    fn open(data_dir: &Path) -> Result<Stopped, OpenError> {
+        let path = log_of(data_dir)?;
+        let disk = RocksDisk::open(&path)?;
+        let report = recover(&disk, &path, &|_| Ok(()))?;
+        let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
+        let snapshots =
+            SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;
+        Ok(Stopped { disk, path, report, identity, snapshots })
+    }
+}
+
 impl LastOne {
     /// Opens the data directory of a stopped member and verifies all of it. Changes nothing.
     pub fn open(data_dir: &Path) -> Result<LastOne, OpenError> {
@@ -70,15 +100,7 @@ impl LastOne {
             }
             None => None,
         };
-        let path = data_dir.join("log");
-        if !path.join("STORE").exists() {
-            return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
-        }
-        let disk = RocksDisk::open(&path)?;
-        let report = recover(&disk, &path, &|_| Ok(()))?;
-        let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
-        let snapshots =
-            SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;
+        let Stopped { disk, path, report, identity, snapshots } = Stopped::open(data_dir)?;
         let snapshot = snapshots.current().map(|file| file.meta().clone());
         let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
         if report.purged > covered {
@@ -163,18 +185,10 @@ impl LastOne {
 /// Has a stopped member begin anew at its next start, from the last snapshot that a majority vouched for and its log, as it does
 /// by itself when its state is found to differ (M3). Refused where that is not possible; then nothing is changed.
 pub fn start_over(data_dir: &Path) -> Result<(), OpenError> {
-    let path = data_dir.join("log");
-    if !path.join("STORE").exists() {
-        return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
-    }
-    // Held until it is noted: the master must not run.
-    let disk = RocksDisk::open(&path)?;
-    let report = recover(&disk, &path, &|_| Ok(()))?;
-    let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
-    let snapshots =
-        SnapshotStore::open(&data_dir.join("snapshots"), Agreement::Majority).map_err(OpenError::storage)?;
-    if !divergence::suffices(&snapshots, report.purged) {
-        let why = cannot_start_over(&data_dir.display().to_string(), identity.record().node_id);
+    // The log is held until it is noted: the master must not run.
+    let stopped = Stopped::open(data_dir)?;
+    if !divergence::suffices(&stopped.snapshots, stopped.report.purged) {
+        let why = cannot_start_over(&data_dir.display().to_string(), stopped.identity.record().node_id);
         return Err(OpenError(Error::new(ErrorCode::StateDiverged, why)));
     }
     divergence::note_wanted(data_dir).map_err(OpenError::storage)
@@ -183,10 +197,7 @@ pub fn start_over(data_dir: &Path) -> Result<(), OpenError> {
 /// Has an op left out by a stopped member from now on (M1): `hash` must be that of the entry in its own log. Without a hash
 /// nothing is changed. Answers the hash.
 pub fn skip(data_dir: &Path, place: OpPlace, hash: Option<PayloadHash>) -> Result<PayloadHash, OpenError> {
-    let path = data_dir.join("log");
-    if !path.join("STORE").exists() {
-        return Err(refuse(format!("{} is no data directory of a master: it holds no log", data_dir.display())));
-    }
+    let path = log_of(data_dir)?;
     if let Some(stopped) = StoppedAt::read(data_dir).map_err(OpenError::storage)?
         && stopped.place.index == place.index
         && stopped.place != place
