@@ -98,7 +98,7 @@ async fn once(load: &mut Load, path: &Path) -> anyhow::Result<Run> {
     let (is_done, undo_bytes) = (AtomicBool::new(false), AtomicU64::new(0));
     let owned = path.to_owned();
     let mut writing = std::pin::pin!(async {
-        let written = background("image", move || write(&frozen, &owned)).await;
+        let written = background("image", move || write(frozen, &owned)).await;
         is_done.store(true, Ordering::Release);
         anyhow::Ok(written??)
     });
@@ -137,7 +137,7 @@ async fn once(load: &mut Load, path: &Path) -> anyhow::Result<Run> {
     Ok(Run { build, bytes, worst, worst_without, entries, undo_bytes, peak_bytes, restore })
 }
 
-fn write(frozen: &FrozenDirectory, path: &Path) -> std::io::Result<u64> {
+fn write(frozen: FrozenDirectory, path: &Path) -> std::io::Result<u64> {
     let file = File::create(path)?;
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, &file);
     frozen.write_to(&mut out)?;

@@ -71,6 +71,8 @@ struct View {
     /// Highest term of an answer in this history.
     term_max: u64,
     members: Vec<Member>,
+    /// Leaders that said they do not lead any more, until another is found: calls may still wait for their answers.
+    deposed: Vec<Arc<Leader>>,
     stopped: bool,
 }
 
@@ -122,6 +124,7 @@ impl Quorum {
         for member in view.members.drain(..) {
             member.task.abort();
         }
+        view.deposed.clear();
         drop(view);
         self.leader.send_replace(None);
     }
@@ -287,8 +290,10 @@ impl Quorum {
             // Under the lock of the view, so that two offers cannot pass each other.
             self.leader.send_replace(Some(leader));
             // In the same term it is the same master by another address: what is in flight there will be answered.
-            if let Some(superseded) = present.filter(|p| p.term < term && !Arc::ptr_eq(&p.link, link)) {
-                superseded.link.fail_pending();
+            for superseded in view.deposed.drain(..).chain(present) {
+                if superseded.term < term && !Arc::ptr_eq(&superseded.link, link) {
+                    superseded.link.fail_pending();
+                }
             }
         }
         self.named.send_if_modified(|named| named.take().is_some());
@@ -309,9 +314,14 @@ impl Quorum {
     }
 
     fn lose(&self, which: impl Fn(&Arc<Leader>) -> bool) {
-        if self.leader.borrow().as_ref().is_some_and(&which) {
+        let lost = self.leader.borrow().clone().filter(&which);
+        if let Some(lost) = lost {
             // First: once it is taken away, another may be offered.
-            self.heard_of_known();
+            let mut view = self.view.lock();
+            view.known_heard = Some(Instant::now());
+            if view.deposed.len() < MEMBERS_MAX && !view.stopped {
+                view.deposed.push(lost);
+            }
         }
         self.leader.send_if_modified(|present| {
             let same = present.as_ref().is_some_and(&which);

@@ -1,6 +1,6 @@
 //! Log compaction, driven by us: openraft neither snapshots nor purges by itself here (a purge of its own can
 //! overtake entries that are still being applied). One step is: snapshot, wait until it is durable, purge the log
-//! up to what the snapshot's predecessor and the followers that are being fed leave room for. Only snapshots that a majority
+//! up to what the snapshot's predecessor covers and the followers that are being fed leave room for. Only snapshots that a majority
 //! vouched for count (M3).
 
 use std::collections::VecDeque;
@@ -125,14 +125,15 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
         self.covered().ok_or(CompactError::Empty)
     }
 
-    /// Drops what nobody needs any more.
+    /// Drops what nobody needs any more: nothing, as long as there is one agreed snapshot only. Its file may turn out damaged, and
+    /// the log before it would be all that is left.
     async fn purge(&self) -> Result<(), openraft::errors::Fatal<C>> {
         let snapshots = &self.applied.snapshots;
-        let Some(agreed) = snapshots.agreed().and_then(|file| file.meta().last_log_id) else { return Ok(()) };
-        let fallback = snapshots.fallback().map(|id| id.index);
+        let agreed = snapshots.agreed().and_then(|file| file.meta().last_log_id);
+        let (Some(agreed), Some(fallback)) = (agreed, snapshots.fallback()) else { return Ok(()) };
         let fed = self.needed_by_the_fed();
         let purged = self.raft.metrics().borrow_watched().purged.map(|id| id.index);
-        match purge_upto(agreed.index, self.keep_log_entries, fallback, fed) {
+        match purge_upto(agreed.index, self.keep_log_entries, fallback.index, fed) {
             Some(upto) if Some(upto) > purged => {
                 // Before: what does not reach so far is sent to nobody from here on.
                 self.applied.purged.fetch_max(upto, Ordering::Relaxed);
@@ -251,9 +252,9 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Compactor<C, M> {
 
 /// Last index that may go: `keep` entries stay behind the agreed snapshot, all that its predecessor does not cover, and all
 /// that members lack which are being fed.
-fn purge_upto(covered: u64, keep: u64, fallback: Option<u64>, fed: Option<u64>) -> Option<u64> {
-    let upto = covered.checked_sub(keep)?;
-    [fallback, fed].into_iter().flatten().fold(upto, u64::min).into()
+fn purge_upto(covered: u64, keep: u64, fallback: u64, fed: Option<u64>) -> Option<u64> {
+    let upto = covered.checked_sub(keep)?.min(fallback);
+    Some(fed.map_or(upto, |needed| needed.min(upto)))
 }
 
 #[cfg(test)]
@@ -278,10 +279,9 @@ mod tests {
 
     #[test]
     fn the_log_behind_the_older_snapshot_and_the_kept_entries_stays() {
-        assert_eq!(purge_upto(100, 30, None, None), Some(70));
-        assert_eq!(purge_upto(100, 30, Some(80), None), Some(70));
-        assert_eq!(purge_upto(100, 30, Some(50), Some(60)), Some(50));
-        assert_eq!(purge_upto(100, 30, Some(80), Some(20)), Some(20));
-        assert_eq!(purge_upto(100, 101, Some(50), None), None);
+        assert_eq!(purge_upto(100, 30, 80, None), Some(70));
+        assert_eq!(purge_upto(100, 30, 50, Some(60)), Some(50));
+        assert_eq!(purge_upto(100, 30, 80, Some(20)), Some(20));
+        assert_eq!(purge_upto(100, 101, 50, None), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The handle of one member: everything that the rest of the process asks of consensus.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use openraft::Raft;
@@ -26,7 +26,7 @@ use crate::host::Host;
 use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::inbound::Inbound;
 use crate::lag::LagView;
-use crate::leadership::{Leadership, Role, follow};
+use crate::leadership::{Leadership, Role, follow, member_of};
 use crate::machine::{LogPosition, StateMachine};
 use crate::membership::Turns;
 use crate::metrics::NodeMetrics;
@@ -75,7 +75,7 @@ struct Inner<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> {
     compactor: Arc<Compactor<C, M>>,
     waiting_for: Mutex<Option<String>>,
     /// Set while leadership is handed over: nothing new is accepted (M7).
-    handing_over: AtomicBool,
+    handing_over: watch::Sender<bool>,
     /// Why the own state is not to be trusted any more (M3).
     doubt: Mutex<Option<String>>,
     stop: watch::Sender<bool>,
@@ -94,11 +94,11 @@ const CLOSE_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 const TEND_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Opens the gate again however the handover ends.
-struct Gate<'a>(&'a AtomicBool);
+struct Gate<'a>(&'a watch::Sender<bool>);
 
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.send_replace(false);
     }
 }
 
@@ -116,7 +116,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             turns: Turns::default(),
             compactor,
             waiting_for: Mutex::new(None),
-            handing_over: AtomicBool::new(false),
+            handing_over: watch::Sender::new(false),
             doubt: Mutex::new(None),
             stop: watch::Sender::new(false),
             parts,
@@ -332,8 +332,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         if let Some(fatal) = inner.parts.failure.get() {
             return Err(ProposeError::Fatal(fatal.to_string()));
         }
-        if inner.handing_over.load(Ordering::Acquire) {
-            return Err(ProposeError::Unavailable("leadership is being handed over".to_owned()));
+        if *inner.handing_over.borrow() {
+            return Err(self.handed_over().await);
         }
         if let Some(why) = inner.doubt.lock().clone() {
             return Err(ProposeError::Unavailable(format!("the state of this member is in doubt: {why}")));
@@ -352,6 +352,20 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let at = LogPosition { term: term_of(&response.log_id), index: response.log_id.index };
         let outcome = response.data.ok_or_else(|| fatal(&"a payload was applied without an outcome"))?;
         Ok(Applied { at, outcome })
+    }
+
+    /// What to answer to a proposal that came while leadership is handed over: once that is decided, so that whoever asks knows
+    /// where to go.
+    async fn handed_over(&self) -> ProposeError {
+        let inner = &self.inner;
+        let mut handing_over = inner.handing_over.subscribe();
+        // The sender lives as long as this node; a handover ends within its limits.
+        let _ended = handing_over.wait_for(|is_going_on| !is_going_on).await;
+        let metrics = inner.parts.raft.server_metrics().borrow_watched().clone();
+        match metrics.current_leader.filter(|leader| *leader != metrics.id) {
+            Some(leader) => ProposeError::NotLeader { hint: member_of(&metrics, leader) },
+            None => ProposeError::Unavailable("leadership was to be handed over".to_owned()),
+        }
     }
 
     /// Confirms that this member leads, and that its state machine holds everything acknowledged before this call
@@ -429,7 +443,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         if self.inner.leadership.borrow().role != Role::Leader {
             return Err(TransferError::NotLeader);
         }
-        if inner.handing_over.swap(true, Ordering::AcqRel) {
+        if inner.handing_over.send_replace(true) {
             return Err(TransferError::Busy);
         }
         let _gate = Gate(&inner.handing_over);

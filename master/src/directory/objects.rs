@@ -7,6 +7,7 @@ use hashbrown::HashTable;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, btree_map};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
@@ -192,10 +193,9 @@ impl Shard {
         }
     }
 
-    /// All records as they were at the freeze, in no meaningful order.
-    pub(super) fn frozen_records(&self) -> impl Iterator<Item = &Record> {
+    /// The records in these slots as they were at the freeze.
+    pub(super) fn frozen_records(&self, slots: Range<u32>) -> impl Iterator<Item = &Record> {
         let undo = self.undo.as_ref();
-        let slots = 0..self.slots() as u32;
         slots.filter_map(move |slot| match undo.and_then(|undo| undo.get(&slot)) {
             Some(noted) => noted.as_ref(),
             None => self.record(slot),
@@ -379,11 +379,18 @@ impl Shards {
 
     /// Ends the undo lists.
     pub(super) fn thaw(&self) {
-        for shard in &self.shards {
-            let mut shard = shard.write();
-            (shard.undo, shard.undo_bytes) = (None, 0);
-        }
+        (0..SHARDS).for_each(|shard| self.forget(shard));
         self.is_frozen.store(false, Ordering::SeqCst);
+    }
+
+    /// Ends a shard's undo list: the freeze needs it no more.
+    pub(super) fn forget(&self, shard: usize) {
+        let mut shard = self.write(shard);
+        let undo = shard.undo.take();
+        shard.undo_bytes = 0;
+        // It may be as long as the shard: freed without the lock.
+        drop(shard);
+        drop(undo);
     }
 
     /// Memory that the undo lists take, about: at most one copy of every record.

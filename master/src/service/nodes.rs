@@ -155,6 +155,7 @@ pub(super) fn beat(
             sequence: 0,
             told: Told::default(),
             orders: tenure.nodes.orders(id),
+            over: tenure.watch_end(),
         }),
     };
     spoken.sequence = beat.sequence;
@@ -228,6 +229,8 @@ pub(super) struct Spoken {
     sequence: u64,
     told: Told,
     orders: watch::Receiver<u64>,
+    /// Whether the term is over.
+    over: watch::Receiver<bool>,
 }
 
 /// One datanode's beats and what it is told: an answer to each beat, and copies as soon as they have started.
@@ -246,10 +249,13 @@ impl Conversation {
                     Ok(message) => Some(Ok(self.answer(message))),
                     Err(status) => Some(Err(status)),
                 },
-                () = woken(self.spoken.as_mut()) => {
-                    if let Some(orders) = self.orders() {
+                woken = woken(self.spoken.as_mut()) => match woken {
+                    Woken::Orders => if let Some(orders) = self.orders() {
                         return Some(Ok(orders));
-                    }
+                    },
+                    Woken::TermOver => if let Some(told) = self.term_over() {
+                        return Some(Ok(told));
+                    },
                 }
             }
         }
@@ -262,6 +268,18 @@ impl Conversation {
             term: service.term(),
             sequence,
             identity: Some(service.identity()),
+            ..Default::default()
+        })
+    }
+
+    /// Says at once that the term is over, and who leads now: the datanode need not find out with its next beat.
+    fn term_over(&mut self) -> Option<v1::HeartbeatResponse> {
+        let sequence = self.spoken.take()?.sequence;
+        Some(v1::HeartbeatResponse {
+            error: Some(self.service.not_leader().into()),
+            term: self.service.term(),
+            sequence,
+            identity: Some(self.service.identity()),
             ..Default::default()
         })
     }
@@ -286,16 +304,20 @@ impl Conversation {
     }
 }
 
+/// What a conversation has to tell, without being asked.
+enum Woken {
+    Orders,
+    TermOver,
+}
+
 /// Resolves when there may be something to tell.
-async fn woken(spoken: Option<&mut Spoken>) {
-    match spoken {
-        Some(spoken) => {
-            if spoken.orders.changed().await.is_err() {
-                // The term is over: the next beat says so.
-                std::future::pending().await
-            }
-        }
-        None => std::future::pending().await,
+async fn woken(spoken: Option<&mut Spoken>) -> Woken {
+    let Some(spoken) = spoken else { return std::future::pending().await };
+    tokio::select! {
+        biased;
+        // The term is gone, and what follows its end with it.
+        _ = spoken.over.wait_for(|over| *over) => Woken::TermOver,
+        changed = spoken.orders.changed() => if changed.is_ok() { Woken::Orders } else { Woken::TermOver },
     }
 }
 

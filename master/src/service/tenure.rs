@@ -218,6 +218,11 @@ impl Tenure {
         self.over.send_replace(true);
     }
 
+    /// Follows whether it has ended.
+    pub fn watch_end(&self) -> watch::Receiver<bool> {
+        self.over.subscribe()
+    }
+
     /// Resolves when it ends.
     pub async fn ended(&self) {
         let mut over = self.over.subscribe();

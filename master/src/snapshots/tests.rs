@@ -60,7 +60,7 @@ impl Images {
         Arc::new(Bytes(self.bytes()))
     }
     pub(super) fn bytes(&self) -> Vec<u8> {
-        bytes_of(&self.0.directory.freeze())
+        bytes_of(self.0.directory.freeze())
     }
 }
 
@@ -121,7 +121,7 @@ fn an_empty_directory_is_published_too() {
     let world = World::with_nodes(0, 0).0;
     let dir = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::open(&Location::Directory(dir.path().to_owned())).unwrap();
-    let image: Arc<dyn ImageFile> = Arc::new(Bytes(bytes_of(&world.directory.freeze())));
+    let image: Arc<dyn ImageFile> = Arc::new(Bytes(bytes_of(world.directory.freeze())));
     publish(&catalogue, &image, &whose(), &unlimited()).unwrap();
     let image = catalogue.image(&catalogue.candidates().unwrap()[0]).unwrap();
     assert_eq!(image.load().unwrap().digest(), world.directory.digest());

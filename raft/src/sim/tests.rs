@@ -128,6 +128,21 @@ async fn put(cluster: &Cluster, id: u64) -> Result<u64, String> {
     Err(format!("nobody took proposal {id}"))
 }
 
+/// All that runs writes two snapshots and drops the log behind the older one.
+async fn purge(cluster: &Cluster) -> Result<(), String> {
+    let mut covered = Vec::new();
+    for node in cluster.nodes() {
+        covered.push((node.clone(), node.compact().await.map_err(text)?));
+    }
+    let last = put(cluster, u64::MAX - 2).await?;
+    converge(cluster, last).await?;
+    for (node, covered) in covered {
+        node.compact().await.map_err(text)?;
+        until("the log is purged", 5_000, || (node.status().purged_index == covered).then_some(())).await?;
+    }
+    Ok(())
+}
+
 /// Waits until every member applied `index`.
 async fn converge(cluster: &Cluster, index: u64) -> Result<(), String> {
     let behind = || cluster.nodes().iter().all(|node| node.status().applied_index >= index).then_some(());

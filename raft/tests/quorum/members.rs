@@ -169,6 +169,20 @@ impl Quorum {
         panic!("nobody took proposal {id}");
     }
 
+    /// These members write two snapshots, with proposal `id` between, and drop the log behind the older one.
+    pub async fn purge(&self, ids: &[u64], id: u64) {
+        let mut covered = Vec::new();
+        for &id in ids {
+            covered.push((self.node(id), self.node(id).compact().await.unwrap()));
+        }
+        let last = self.put(id).await;
+        self.converge(last).await;
+        for (node, covered) in covered {
+            node.compact().await.unwrap();
+            until("the log is purged", || (node.status().purged_index == covered).then_some(())).await;
+        }
+    }
+
     /// Waits until all running members hold the same, up to `index`.
     pub async fn converge(&self, index: u64) {
         until("all applied the last proposal", || {

@@ -183,8 +183,7 @@ async fn case_019_a_dead_member_is_removed_and_another_joins_by_snapshot() {
     quorum.kill(dead).await;
     let report = leader.change_members(remove(dead), Duration::from_secs(10)).await;
     report.result.unwrap();
-    let covered = leader.compact().await.unwrap();
-    until("the log is purged", || (leader.status().purged_index == covered).then_some(())).await;
+    quorum.purge(&[leader.node_id().0], 200).await;
 
     let node = quorum.start(4).await.unwrap();
     done(&quorum, add(&quorum, 4)).await;
@@ -266,11 +265,7 @@ async fn an_id_that_left_is_refused_for_ever_by_whoever_leads() {
     let last = quorum.put(2).await;
     quorum.converge(last).await;
     // Known from a snapshot alone, after a restart of all, and to whoever leads then.
-    for id in [1, 2] {
-        let node = quorum.node(id);
-        let covered = node.compact().await.unwrap();
-        until("the log is purged", || (node.status().purged_index == covered).then_some(())).await;
-    }
+    quorum.purge(&[1, 2], 10).await;
     for id in [1, 2] {
         quorum.kill(id).await;
     }

@@ -5,9 +5,10 @@
 //! numbers, and a shard's number depends on the key alone. Free extents, indexes and counters are not written: they
 //! follow from the rest, and the stored digest, which covers them, must come out again.
 //!
-//! `rows` says what is written, `frame` how it is packed, `manifest` what is checked; `write` and `load` do it. `parts`
+//! `rows` says what is written, `frame` how it is packed, `manifest` what is checked; `copies`, `write` and `load` do it. `parts`
 //! takes an image apart into the files that are published, and puts it together again.
 
+mod copies;
 mod frame;
 mod load;
 mod manifest;

@@ -29,7 +29,7 @@ pub(super) struct References {
 }
 
 /// Records of a shard as rows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Encoded {
     /// How many.
     pub(super) rows: u32,

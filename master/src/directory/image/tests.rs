@@ -66,7 +66,7 @@ fn restore(bytes: &[u8]) -> Result<Directory, RestoreError> {
 /// With correct checksums over wrong content (a bug, not a bad disk) the digest still tells.
 #[test]
 fn an_image_whose_digest_does_not_come_out_is_refused() {
-    let bytes = bytes_of(&busy().directory.freeze());
+    let bytes = bytes_of(busy().directory.freeze());
     assert_eq!(joined(&frames(&bytes), |_| {}), bytes);
     let error = restore(&joined(&frames(&bytes), |manifest| manifest.digest ^= 1)).unwrap_err();
     assert!(matches!(error, RestoreError::Digest { .. }), "{error}");
@@ -78,7 +78,7 @@ fn an_image_whose_digest_does_not_come_out_is_refused() {
 
 #[test]
 fn newer_formats_and_feature_levels_are_refused_by_name() {
-    let bytes = bytes_of(&busy().directory.freeze());
+    let bytes = bytes_of(busy().directory.freeze());
     let level = crate::directory::FEATURE_LEVEL;
     for (head, what) in [
         (encode_level(FORMAT_VERSION + 1, level), "format 2"),
@@ -103,7 +103,7 @@ fn an_id_that_comes_twice_is_refused() {
     for i in 0..8 {
         world.put_in(session, "twice", &format!("t{i}"), 100);
     }
-    let bytes = bytes_of(&world.directory.freeze());
+    let bytes = bytes_of(world.directory.freeze());
     let id_of = |frame: &Frame| -> Option<(usize, u64)> {
         let raw = frame.raw().unwrap();
         let rows: Vec<super::rows::ObjectRow<'_>> = rmp_serde::from_slice(&raw).unwrap();
@@ -126,7 +126,7 @@ fn an_id_that_comes_twice_is_refused() {
 /// Parts in another order, twice, or missing; a manifest of another image.
 #[test]
 fn frames_that_are_swapped_repeated_or_missing_are_refused() {
-    let bytes = bytes_of(&busy().directory.freeze());
+    let bytes = bytes_of(busy().directory.freeze());
     let count = frames(&bytes).len();
     for at in 0..count {
         let mut frames = frames(&bytes);
@@ -147,7 +147,7 @@ fn frames_that_are_swapped_repeated_or_missing_are_refused() {
 /// Garbage behind correct checksums: an error, never a panic.
 #[test]
 fn mutated_rows_behind_correct_checksums_never_panic() {
-    let bytes = bytes_of(&busy().directory.freeze());
+    let bytes = bytes_of(busy().directory.freeze());
     let count = frames(&bytes).len();
     for place in 0..count - 1 {
         let frame = frames(&bytes).swap_remove(place);
@@ -174,7 +174,7 @@ fn mutated_rows_behind_correct_checksums_never_panic() {
 /// A header that promises more than there is costs no memory and ends with an error.
 #[test]
 fn absurd_lengths_are_refused() {
-    let bytes = bytes_of(&busy().directory.freeze());
+    let bytes = bytes_of(busy().directory.freeze());
     for (at, length) in [(7, u64::MAX), (15, u64::MAX), (15, 15 << 30), (7, 15 << 30)] {
         let mut bad = bytes.clone();
         let at = HEAD_BYTES + at;
@@ -208,7 +208,7 @@ fn an_image_of_records_that_are_not_the_digests_is_never_completed() {
         }),
     ];
     for (part, plant) in plants {
-        let directory = restore(&bytes_of(&busy().directory.freeze())).unwrap();
+        let directory = restore(&bytes_of(busy().directory.freeze())).unwrap();
         plant(&directory);
         // The second one is encoded at once, since the first holds the undo lists.
         let both = [directory.freeze(), directory.freeze()];

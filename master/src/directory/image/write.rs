@@ -1,13 +1,14 @@
 //! `FrozenDirectory`: the state at one log index, written beside the apply loop.
 //!
 //! A freeze copies no record (M5): it starts an undo list in every shard. Apply notes a record there before it first
-//! changes it; the writer prefers what is noted to what is there. So apply pauses for the shards' locks and for what is
-//! small (nodes, segments, sessions, retired space), and later pays one copy per record it changes meanwhile.
+//! changes it; who copies ([`Copies`]) prefers what is noted to what is there. So apply pauses for the shards' locks and for
+//! what is small (nodes, segments, sessions, retired space), and later pays one copy per record it changes meanwhile.
 //!
 //! The kept-up digest does not see a record that changed in memory by itself. So the writer sums up what it writes, from the
 //! encoded bytes where they are few, and an image whose records are not what the digest says is never completed (M3). Free
 //! extents, which are not written, and the length of a copy under way, which is its object's, are left to the auditor.
 
+use super::copies::Copies;
 use super::frame::{Frame, Kind, MAGIC, encode_level};
 use super::load::read_small;
 use super::manifest::{FORMAT_VERSION, Manifest, PartSum};
@@ -19,18 +20,18 @@ use super::shard::{Encoded, References, encode};
 use crate::directory::core::Core;
 use crate::directory::digest::answered_parts;
 use crate::directory::limits::{FEATURE_LEVEL_FIRST, SHARDS};
-use crate::directory::objects::{Record, Shards};
+use crate::directory::objects::Shards;
 use serde::Serialize;
 use std::io;
 use std::sync::Arc;
-use tidepool_raft::{Replaced, Unsound};
+use tidepool_raft::Unsound;
 
 /// Where the objects of a freeze are.
 #[derive(Debug)]
 enum Source {
-    /// In the shards, with their undo lists; the epoch tells whether the state was replaced since.
-    Shards(Arc<Shards>, u64),
-    /// Encoded at the freeze, because another freeze held the undo lists.
+    /// In the shards, with their undo lists.
+    Shards(Copies),
+    /// Encoded at the freeze: another freeze held the undo lists, or the system had no thread to give.
     Encoded(Vec<Encoded>),
 }
 
@@ -72,10 +73,9 @@ pub struct FrozenDirectory {
 
 pub(super) fn freeze(core: &Core, shards: &Arc<Shards>) -> FrozenDirectory {
     let references = References { segments: core.space.ids_by_slot(), open: core.open.clone() };
-    let source = if shards.freeze() {
-        Source::Shards(Arc::clone(shards), shards.epoch())
-    } else {
-        Source::Encoded((0..SHARDS).map(|number| encode(shards.read(number).records(), &references)).collect())
+    let source = match Copies::begin(shards) {
+        Some(copies) => Source::Shards(copies),
+        None => Source::Encoded((0..SHARDS).map(|number| encode(shards.read(number).records(), &references)).collect()),
     };
     FrozenDirectory {
         applied: core.applied,
@@ -99,7 +99,7 @@ pub(super) fn freeze(core: &Core, shards: &Arc<Shards>) -> FrozenDirectory {
 impl FrozenDirectory {
     /// Writes it. Fails also when the whole state was replaced (a snapshot was installed) before it was written, and when its
     /// records are not what the digest says.
-    pub fn write_to(&self, out: &mut dyn io::Write) -> io::Result<()> {
+    pub fn write_to(mut self, out: &mut dyn io::Write) -> io::Result<()> {
         self.check_small()?;
         out.write_all(MAGIC)?;
         out.write_all(&encode_level(FORMAT_VERSION, self.feature_level))?;
@@ -109,20 +109,9 @@ impl FrozenDirectory {
         let mut metadata = PartSum::default();
         let mut objects = 0u128;
         for number in 0..SHARDS {
-            let Encoded { rows, bytes: raw, digest } = match &self.source {
-                Source::Encoded(shards) => shards[number].clone(),
-                Source::Shards(shards, epoch) => {
-                    let shard = shards.read(number);
-                    // Under the lock: whoever replaces the shards says so before.
-                    if shards.epoch() != *epoch {
-                        return Err(Replaced.into());
-                    }
-                    // Copied under the lock, encoded without it: this thread may be of low priority, and apply must not wait
-                    // for it longer than it takes to copy.
-                    let records: Vec<Record> = shard.frozen_records().cloned().collect();
-                    drop(shard);
-                    encode(records.iter(), &self.references)
-                }
+            let Encoded { rows, bytes: raw, digest } = match &mut self.source {
+                Source::Encoded(shards) => std::mem::take(&mut shards[number]),
+                Source::Shards(copies) => encode(copies.next()?.iter(), &self.references),
             };
             objects = objects.wrapping_add(digest);
             if rows > 0 {
@@ -165,14 +154,6 @@ impl FrozenDirectory {
         check("lost members of groups", kept.lost_members, read.parts.lost_members.sum())?;
         check("retired replicas", kept.retired, read.parts.retired.sum())?;
         check("sessions", kept.sessions, read.parts.sessions.sum())
-    }
-}
-
-impl Drop for FrozenDirectory {
-    fn drop(&mut self) {
-        if let Source::Shards(shards, _) = &self.source {
-            shards.thaw();
-        }
     }
 }
 

@@ -30,7 +30,7 @@ fn a_sound_state_has_no_violation_however_it_was_reached() {
     let world = busy();
     let digest = world.directory.digest();
     assert_eq!(audited(&world.directory), []);
-    assert_eq!(audited(&restored(&world.directory.freeze())), []);
+    assert_eq!(audited(&restored(world.directory.freeze())), []);
     assert_eq!(world.directory.digest(), digest, "an audit changes nothing");
     let progress = world.directory.audit_progress();
     assert_eq!((progress.passes, progress.violations), (2, 0));

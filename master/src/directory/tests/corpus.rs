@@ -152,17 +152,14 @@ fn replay_level(level: u16) {
         assert_eq!(directory.digest(), *digest, "level {level}: entry {index} has another effect than it had");
     }
     directory.check_invariants().unwrap();
-    assert!(
-        content(&bytes_of(&directory.freeze())) == content(&image),
-        "level {level}: the image is written otherwise"
-    );
+    assert!(content(&bytes_of(directory.freeze())) == content(&image), "level {level}: the image is written otherwise");
 
     let restored = Directory::new(HISTORY);
     restored.restore(&mut &image[..]).unwrap();
     restored.check_invariants().unwrap();
     assert_eq!(restored.digest(), directory.digest());
     assert!(
-        content(&bytes_of(&restored.freeze())) == content(&image),
+        content(&bytes_of(restored.freeze())) == content(&image),
         "level {level}: a restored image is written otherwise"
     );
     assert!(restored.tenant("t").is_some_and(|tenant| tenant != TenantId::DEFAULT));
@@ -202,5 +199,5 @@ fn write_the_corpus_of_this_level() {
     fs::create_dir_all(&to).unwrap();
     fs::write(to.join("entries.bin"), entries).unwrap();
     fs::write(to.join("digests.txt"), digests).unwrap();
-    fs::write(to.join("image.bin"), bytes_of(&world.directory.freeze())).unwrap();
+    fs::write(to.join("image.bin"), bytes_of(world.directory.freeze())).unwrap();
 }

@@ -16,7 +16,7 @@ fn copy(world: &mut World, object: ObjectId) {
 }
 
 fn same_everywhere(world: &World) {
-    for other in [restored(&world.directory.freeze()), replay(&world.log)] {
+    for other in [restored(world.directory.freeze()), replay(&world.log)] {
         other.check_invariants().unwrap();
         assert_eq!(other.digest(), world.directory.digest());
         assert_eq!(other.degraded(None, 9), world.directory.degraded(None, 9));

@@ -41,9 +41,9 @@ fn every_id_belongs_to_the_history_it_was_made_in() {
         }
     }
     made.push((world.put(session, "k4", 100).object, None));
-    let again = restored(&world.directory.freeze());
+    let again = restored(world.directory.freeze());
     assert_eq!(again.digest(), world.directory.digest());
-    assert_eq!(bytes_of(&again.freeze()), bytes_of(&world.directory.freeze()));
+    assert_eq!(bytes_of(again.freeze()), bytes_of(world.directory.freeze()));
     for directory in [&world.directory, &again] {
         for (object, history) in &made {
             assert_eq!(directory.ancestors().history_of(object.op()), *history, "{object}");

@@ -32,7 +32,7 @@ fn a_raise_is_part_of_the_state_and_is_never_taken_back() {
 fn an_image_is_written_at_the_level_of_its_state() {
     for level in [FEATURE_LEVEL_FIRST, FEATURE_LEVEL] {
         let world = busy_at(level);
-        let bytes = bytes_of(&world.directory.freeze());
+        let bytes = bytes_of(world.directory.freeze());
         assert_eq!(admit_image(&mut &bytes[..]).unwrap(), level);
         let restored = Directory::new(HISTORY);
         restored.restore(&mut &bytes[..]).unwrap();

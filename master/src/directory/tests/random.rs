@@ -218,7 +218,7 @@ fn run(commands: &[Command], seen: &mut BTreeSet<String>) {
     let digest = world.directory.digest();
     assert_eq!(replay(&world.log).digest(), digest);
     let (taken, frozen) = snapshot.expect("taken half way");
-    let restored = restored(&frozen);
+    let restored = restored(frozen);
     restored.check_invariants().unwrap();
     continue_with(&restored, &world.log[taken..]);
     restored.check_invariants().unwrap();

@@ -24,14 +24,14 @@ pub(super) fn continue_with(directory: &Directory, log: &[(u64, Bytes)]) {
     }
 }
 
-pub(crate) fn bytes_of(frozen: &FrozenDirectory) -> Vec<u8> {
+pub(crate) fn bytes_of(frozen: FrozenDirectory) -> Vec<u8> {
     let mut bytes = Vec::new();
     frozen.write_to(&mut bytes).unwrap();
     bytes
 }
 
 /// A new directory restored from a frozen one, over a state that must vanish.
-pub(super) fn restored(frozen: &FrozenDirectory) -> Directory {
+pub(super) fn restored(frozen: FrozenDirectory) -> Directory {
     let (mut world, _, session) = World::with_nodes(2, 4096);
     world.put(session, "vanishes", 100);
     world.directory.restore(&mut &bytes_of(frozen)[..]).unwrap();
@@ -94,7 +94,7 @@ pub(in crate::directory) fn busy_at(level: u16) -> World {
 #[test]
 fn a_restored_state_is_the_state() {
     let world = busy();
-    let restored = restored(&world.directory.freeze());
+    let restored = restored(world.directory.freeze());
     restored.check_invariants().unwrap();
     assert_eq!(restored.digest(), world.directory.digest());
     assert_eq!(restored.applied(), world.directory.applied());
@@ -109,7 +109,7 @@ fn a_restored_state_is_the_state() {
     assert_eq!(restored.segments().iter().filter(|s| s.draining).count(), 1);
     assert_eq!(restored.group(TenantId::DEFAULT, b"g", &[]), Some(GroupView { members: 1, whole: false }));
     assert_eq!(restored.checkpoint(), Some((5, 6)));
-    assert_eq!(bytes_of(&restored.freeze()), bytes_of(&world.directory.freeze()));
+    assert_eq!(bytes_of(restored.freeze()), bytes_of(world.directory.freeze()));
 }
 
 /// The defaults of later settings are as if they were not there, so that older states keep their digest.
@@ -135,7 +135,7 @@ fn a_freeze_is_not_touched_by_what_is_applied_before_it_is_written() {
     let writer = world.directory.sessions()[0].session;
     let frozen = world.directory.freeze();
     // The undo lists are taken, so this one is encoded at once.
-    let at_once = bytes_of(&world.directory.freeze());
+    let at_once = bytes_of(world.directory.freeze());
     let session = world.session(9);
     let open = world.directory.with_object(Default::default(), b"open", |o| o.map(|o| o.object)).unwrap();
     let stored = world.directory.with_object_id(open, |o| o.unwrap().replicas[0].replica);
@@ -145,21 +145,20 @@ fn a_freeze_is_not_touched_by_what_is_applied_before_it_is_written() {
         world.remove(session, i, 0, &format!("k{i}"));
         world.put(session, &format!("n{i}"), 300);
     }
-    assert_ne!(bytes_of(&world.directory.freeze()), at_once);
-    assert_eq!(bytes_of(&frozen), at_once);
+    assert_ne!(bytes_of(world.directory.freeze()), at_once);
+    assert_eq!(bytes_of(frozen), at_once);
     // The next freeze is lazy again.
-    drop(frozen);
     let frozen = world.directory.freeze();
     let now = world.directory.digest();
     world.put(session, "later", 10);
-    assert_eq!(restored(&frozen).digest(), now);
+    assert_eq!(restored(frozen).digest(), now);
 }
 
 #[test]
 fn a_freeze_of_a_state_that_was_replaced_is_not_written() {
     let world = busy();
     let frozen = world.directory.freeze();
-    let other = bytes_of(&World::with_nodes(1, 4096).0.directory.freeze());
+    let other = bytes_of(World::with_nodes(1, 4096).0.directory.freeze());
     world.directory.restore(&mut &other[..]).unwrap();
     assert!(frozen.write_to(&mut Vec::new()).is_err());
 }
@@ -168,18 +167,18 @@ fn a_freeze_of_a_state_that_was_replaced_is_not_written() {
 #[test]
 fn equal_states_have_equal_bytes_however_they_were_reached() {
     let world = busy();
-    let restored = restored(&world.directory.freeze());
+    let restored = restored(world.directory.freeze());
     let replayed = replay(&world.log);
     for other in [restored, replayed] {
         assert_eq!(other.digest(), world.directory.digest());
-        assert_eq!(bytes_of(&other.freeze()), bytes_of(&world.directory.freeze()));
+        assert_eq!(bytes_of(other.freeze()), bytes_of(world.directory.freeze()));
     }
 }
 
 #[test]
 fn one_changed_byte_or_a_short_read_is_refused_and_changes_nothing() {
     let world = busy();
-    let bytes = bytes_of(&world.directory.freeze());
+    let bytes = bytes_of(world.directory.freeze());
     let target = World::with_nodes(1, 4096).0;
     let before = target.directory.digest();
     for at in (0..bytes.len()).step_by(7) {
@@ -209,7 +208,7 @@ fn a_snapshot_that_replaces_or_copies_an_open_put_is_refused() {
         directory.shards.write(at.shard()).record_mut(at.slot()).unwrap().copies = 0;
         let open = OpenPut { token: [0; 16], session, soft_pin: SoftPinAction::Preserve, replaces: None };
         directory.core.write().open.insert(old, open);
-        let bytes = bytes_of(&directory.freeze().unchecked());
+        let bytes = bytes_of(directory.freeze().unchecked());
         let error = Directory::new(HISTORY).restore(&mut &bytes[..]).unwrap_err();
         assert!(matches!(error, RestoreError::Inconsistent(_)), "{error}");
     }

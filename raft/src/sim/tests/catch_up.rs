@@ -21,15 +21,6 @@ fn follower(cluster: &Cluster, leader: &Member) -> Result<u64, String> {
     cluster.ids().into_iter().find(|id| *id != leader.node_id().0).ok_or_else(|| "no follower".to_owned())
 }
 
-/// All that runs writes a snapshot and drops the log behind it.
-async fn purge(cluster: &Cluster) -> Result<(), String> {
-    for node in cluster.nodes() {
-        let covered = node.compact().await.map_err(text)?;
-        until("the log is purged", 5_000, || (node.status().purged_index == covered).then_some(())).await?;
-    }
-    Ok(())
-}
-
 /// Dies at random moments while a snapshot arrives: what was written down is not sent again, and what is installed is whole.
 async fn cut_short(seed: u64, dir: PathBuf) -> Result<u64, String> {
     let mut random = SplitMix::new(seed);

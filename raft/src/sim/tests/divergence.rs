@@ -183,9 +183,16 @@ async fn nobody_vouches(seed: u64, dir: PathBuf) -> Result<(), String> {
             return Err(format!("node {} purged up to {}", node.node_id(), status.purged_index));
         }
     }
-    let last = put(&cluster, 100).await?;
-    converge(&cluster, last).await?;
-    tend(&cluster).await?;
+    for id in [100, 200] {
+        let last = put(&cluster, id).await?;
+        converge(&cluster, last).await?;
+        tend(&cluster).await?;
+        for more in 1..20 {
+            put(&cluster, id + more).await?;
+        }
+        // Long enough for the next snapshot.
+        pause(2_000).await;
+    }
     let purged = || cluster.nodes().iter().all(|node| node.status().purged_index > 0).then_some(());
     until("the log goes once the snapshots are agreed", 5_000, purged).await
 }

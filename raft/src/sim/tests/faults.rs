@@ -197,10 +197,7 @@ async fn purged_follower_returns(seed: u64, dir: PathBuf) -> Result<(), String> 
     for id in 1..50 {
         put(&cluster, id).await?;
     }
-    for node in cluster.nodes() {
-        let covered = node.compact().await.map_err(text)?;
-        until("the log is purged", 5_000, || (node.status().purged_index == covered).then_some(())).await?;
-    }
+    purge(&cluster).await?;
     put(&cluster, 50).await?;
     let back = start(&cluster, lags).await?;
     if seed.is_multiple_of(2) {
