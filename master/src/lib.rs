@@ -12,6 +12,8 @@ pub mod restore;
 mod service;
 pub mod snapshots;
 
+#[cfg(feature = "sim")]
+pub use service::sim;
 pub use service::{
     DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Readiness, Stopped, is_applying,
 };

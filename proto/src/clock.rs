@@ -6,6 +6,17 @@
 use std::ops::Sub;
 use std::time::Duration;
 
+#[cfg(feature = "sim")]
+thread_local! {
+    static SIMULATED: std::cell::Cell<Option<fn() -> Duration>> = const { std::cell::Cell::new(None) };
+}
+
+/// From here on `time` is this thread's CLOCK_BOOTTIME; none: the system's is, again.
+#[cfg(feature = "sim")]
+pub fn simulate(time: Option<fn() -> Duration>) {
+    SIMULATED.set(time);
+}
+
 /// An instant of this host's CLOCK_BOOTTIME.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BootInstant(Duration);
@@ -13,6 +24,10 @@ pub struct BootInstant(Duration);
 impl BootInstant {
     /// Now.
     pub fn now() -> BootInstant {
+        #[cfg(feature = "sim")]
+        if let Some(time) = SIMULATED.get() {
+            return BootInstant(time());
+        }
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         BootInstant(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32))
     }

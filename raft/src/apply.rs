@@ -13,7 +13,9 @@ use openraft::async_runtime::{AsyncRuntime, Instant};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine};
 use parking_lot::Mutex;
 use prometheus::HistogramVec;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
+
+use crate::rt::watch;
 
 use crate::compaction::Milestones;
 use crate::failure::{Failure, FatalError};

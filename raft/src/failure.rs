@@ -1,7 +1,7 @@
 //! The end of a node: the first fatal cause, kept for whoever waits for it. Set once, never cleared.
 
+use crate::rt::watch;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use crate::machine::LogPosition;
 

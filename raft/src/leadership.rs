@@ -1,10 +1,10 @@
 //! Who leads, as the rest of the process may rely on it. This member counts as leader only once it applied the first
 //! entry of its own term: then its state holds everything that any leader before it acknowledged.
 
+use crate::rt::watch;
 use openraft::ServerState;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::metrics::RaftServerMetrics;
-use tokio::sync::watch;
 
 use crate::apply::{Adapter, Progress};
 use crate::host::Host;

@@ -44,6 +44,7 @@ mod recover;
 mod restore;
 mod retired;
 mod roll_call;
+pub mod rt;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 mod skips;

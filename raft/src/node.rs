@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::rt::watch;
 use bytes::Bytes;
 use openraft::Raft;
 use openraft::async_runtime::watch::WatchReceiver;
@@ -12,7 +13,6 @@ use openraft::impls::OneshotResponder;
 use openraft::raft::linearizable_read::LinearizerOption;
 use parking_lot::Mutex;
 use tidepool_proto::NodeId;
-use tokio::sync::watch;
 
 use crate::apply::{Adapter, Applied as Machine};
 use crate::belonging::Belonging;

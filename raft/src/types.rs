@@ -202,5 +202,5 @@ declare_config!(
 declare_config!(
     /// Deterministic simulation: one thread, virtual time, seeded. `O` is the state machine's outcome.
     SimConfig,
-    openraft_rt_sim::SimRuntime
+    crate::sim::MachineRuntime
 );

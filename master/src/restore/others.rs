@@ -1,11 +1,12 @@
 //! Before a restore: whether another member of the list is of a cluster that exists. If one is, what it holds is newer than any
 //! snapshot, and a second cluster beside it would acknowledge writes that the first knows nothing of.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidepool_proto::v1::raft_service_client::RaftServiceClient;
 use tidepool_proto::{ClusterId, Error, NodeId, PROTOCOL_VERSION, v1};
 use tidepool_raft::Member;
+use tidepool_raft::rt;
 use tonic::transport::Endpoint;
 
 use super::{RestoreFailed, refuse};
@@ -18,17 +19,17 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Refuses to restore while another member holds the data of a cluster. Those that do not answer within [`ASK_FOR`] count as lost.
 pub async fn check_others(own: NodeId, members: &[Member]) -> Result<(), RestoreFailed> {
-    let began = Instant::now();
+    let began = rt::now();
     let others = members.iter().filter(|member| member.node_id != own);
     let asking = others.map(|member| async move {
         loop {
             match ask(own, member).await {
                 Ok(answer) => return check(own, member, &answer),
-                Err(why) if began.elapsed() >= ASK_FOR => {
+                Err(why) if rt::since(began) >= ASK_FOR => {
                     tracing::warn!(node = %member.node_id, address = %member.address, why, "does not answer; it counts as lost");
                     return Ok(());
                 }
-                Err(_) => tokio::time::sleep(ASK_AGAIN).await,
+                Err(_) => rt::sleep(ASK_AGAIN).await,
             }
         }
     });
@@ -52,7 +53,7 @@ async fn ask(own: NodeId, member: &Member) -> Result<v1::HandshakeResponse, Stri
         answer.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
     };
     let late = |_| Err(format!("no answer within {ANSWER_MAX:?}"));
-    tokio::time::timeout(ANSWER_MAX, asking).await.unwrap_or_else(late)
+    rt::timeout(ANSWER_MAX, asking).await.unwrap_or_else(late)
 }
 
 /// Whatever cluster it is: a member that holds data can neither be overruled nor be taken into the restored one.

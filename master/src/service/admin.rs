@@ -1,9 +1,10 @@
 //! AdminService: what operators ask of a master. Every master answers Status and StateDigest about itself.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidepool_proto::{Error, ErrorCode, NodeId, v1};
+use tidepool_raft::rt;
 use tonic::{Request, Response, Status};
 
 use super::core::{Service, unexpected};
@@ -51,7 +52,7 @@ impl AdminFace {
             return last.ok_or_else(|| Error::new(ErrorCode::Internal, "the checkpoint left no digest"));
         }
         let mut applied = machine.watch_applied();
-        let waited = tokio::time::timeout(wait, applied.wait_for(|index| *index >= at)).await;
+        let waited = rt::timeout(wait, applied.wait_for(|index| *index >= at)).await;
         if !matches!(waited, Ok(Ok(_))) {
             let reached = machine.watch_applied().borrow().to_owned();
             return Err(Error::new(
@@ -79,9 +80,9 @@ impl v1::admin_service_server::AdminService for AdminFace {
         &self,
         request: Request<v1::TransferRequest>,
     ) -> Result<Response<v1::TransferResponse>, Status> {
-        let began = Instant::now();
+        let began = rt::now();
         let result = self.transfer(request.get_ref().target_node_id).await;
-        let elapsed_ms = began.elapsed().as_millis() as u64;
+        let elapsed_ms = rt::since(began).as_millis() as u64;
         Ok(Response::new(match result {
             Ok(leader) => v1::TransferResponse { error: None, leader_node_id: leader.0, elapsed_ms },
             Err(error) => v1::TransferResponse { error: Some(error.into()), leader_node_id: 0, elapsed_ms },
@@ -106,7 +107,7 @@ impl v1::admin_service_server::AdminService for AdminFace {
     async fn compact(&self, _: Request<v1::CompactRequest>) -> Result<Response<v1::CompactResponse>, Status> {
         // In a task of its own: a caller that goes away must not leave a half-done compaction behind.
         let node = self.service.node().clone();
-        let compaction = tokio::spawn(async move { node.compact().await.map_err(|e| e.to_string()) });
+        let compaction = rt::spawn(async move { node.compact().await.map_err(|e| e.to_string()) });
         let result = compaction.await.unwrap_or_else(|e| Err(e.to_string()));
         Ok(Response::new(match result {
             Ok(snapshot_index) => v1::CompactResponse { error: None, snapshot_index },

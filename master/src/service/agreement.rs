@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::{Error, ErrorCode, v1};
-use tokio::sync::watch;
+use tidepool_raft::rt;
+use tidepool_raft::rt::watch;
 
 use super::core::{Service, unexpected};
 use super::tenure::Tenure;
@@ -134,11 +135,11 @@ impl Unagreed {
         if waits.is_none() {
             *self = Unagreed::default();
         }
-        let waited = waits.map(|_| self.since.get_or_insert_with(Instant::now).elapsed()).unwrap_or_default();
+        let waited = waits.map(|_| rt::since(*self.since.get_or_insert_with(rt::now))).unwrap_or_default();
         service.metrics().snapshot_unagreed_seconds.set(waited.as_secs() as i64);
-        let said = self.warned.is_some_and(|at| at.elapsed() < UNAGREED_WARN_EVERY);
+        let said = self.warned.is_some_and(|at| rt::since(at) < UNAGREED_WARN_EVERY);
         if waited > UNAGREED_WARN_EVERY && !said {
-            self.warned = Some(Instant::now());
+            self.warned = Some(rt::now());
             tracing::warn!(
                 ?waited,
                 "no majority of the masters has vouched for the newest snapshot: the log is kept; are they up, and do they agree?"
@@ -185,28 +186,29 @@ pub async fn follow(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
     if service.options().checkpoint_interval.is_zero() {
         return;
     }
-    let (mut ticks, mut docket) = (tokio::time::interval(LOOK_EVERY), Docket::default());
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut ticks, mut docket) = (rt::ticks(LOOK_EVERY), Docket::default());
     loop {
         tokio::select! {
-            _ = ticks.tick() => {}
+            biased;
             _ = closing.wait_for(|closing| *closing) => return,
+            _ = ticks.tick() => {}
         }
         let machine = service.machine();
         let next = docket.next(|index| machine.digest_at(index), machine.last_checkpoint());
         let Some((index, digest)) = next else { continue };
         let (verdict, is_past) = tokio::select! {
+            biased;
             compared = compare(&service, index, digest) => compared,
             _ = closing.wait_for(|closing| *closing) => return,
         };
         let disputed = matches!(verdict, Verdict::Disputed);
         match verdict {
             Verdict::Open => {}
-            Verdict::Disputed => drop(docket.disputed_since.get_or_insert_with(Instant::now)),
+            Verdict::Disputed => drop(docket.disputed_since.get_or_insert_with(rt::now)),
             _ => docket.disputed_since = None,
         }
         let bearable = service.options().checkpoint_interval * DISPUTED_CHECKPOINTS;
-        let too_long = disputed && docket.disputed_since.is_some_and(|since| since.elapsed() > bearable);
+        let too_long = disputed && docket.disputed_since.is_some_and(|since| rt::since(since) > bearable);
         if act(&service, index, digest, verdict, too_long).await || is_past {
             docket.done(index);
         }
@@ -310,7 +312,7 @@ async fn ask(service: &Arc<Service>, member: &tidepool_raft::Member, index: u64)
     let channel = service.standbys().channel(&member.address)?;
     let request = v1::StateDigestRequest { at_least_index: index, remaining_ms: ANSWER_WAIT.as_millis() as u32 };
     let mut client = AdminServiceClient::new(channel);
-    let answer = tokio::time::timeout(ANSWER_WAIT * 2, client.state_digest(request)).await.ok()?.ok()?.into_inner();
+    let answer = rt::timeout(ANSWER_WAIT * 2, client.state_digest(request)).await.ok()?.ok()?.into_inner();
     if let Some(error) = answer.error {
         return (Error::from(error).code() == ErrorCode::InvalidParams).then_some(Reply::Forgotten);
     }

@@ -3,7 +3,7 @@
 //! not lead asks the leader.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::{Address, Error, ErrorCode, v1};
+use tidepool_raft::rt;
 use tonic::transport::{Channel, Endpoint};
 
 use super::core::Service;
@@ -185,7 +186,7 @@ fn unanswered(status: tonic::Status) -> Error {
 fn token(text: &str) -> Result<[u8; 16], Error> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     if digits.is_empty() {
-        return Ok(rand::random());
+        return Ok(rt::random().to_be_bytes());
     }
     let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32 && !digits.starts_with('+'));
     let wrong = || Error::new(ErrorCode::InvalidParams, format!("token '{text}' is not 32 hexadecimal digits"));
@@ -198,7 +199,7 @@ fn job_id(text: &str) -> Result<u64, Error> {
 }
 
 fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    rt::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Mooncake's number and name of a state.

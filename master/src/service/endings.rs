@@ -1,10 +1,10 @@
 //! The write path's second half at the leader: PutEnd with proofs checked (W3), PutRevoke.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use tidepool_proto::capability::{Capability, Verb};
 use tidepool_proto::{Error, ErrorCode, LogTime, ObjectId, ReplicaId, v1};
+use tidepool_raft::rt;
 
 use super::core::{Service, unexpected};
 use super::puts::{check_count, check_session, count, grant_valid_ms};
@@ -17,7 +17,7 @@ pub async fn end(
     session: SessionId,
 ) -> Result<v1::PutEndResponse, Error> {
     let tenure = service.tenure()?;
-    let began = Instant::now();
+    let began = rt::now();
     let (ops, positions, mut results) = ending(service, items, session, Op::PutEnd)?;
     let outcomes = tenure.proposer.propose(&ops, None).await?;
     for (i, outcome) in positions.into_iter().zip(outcomes) {
@@ -27,7 +27,7 @@ pub async fn end(
             other => return Err(unexpected("put_end", &other)),
         };
     }
-    service.metrics().commit_seconds.observe(began.elapsed().as_secs_f64());
+    service.metrics().commit_seconds.observe(rt::since(began).as_secs_f64());
     count(service, "put_end", results.iter().map(|r| r.error.as_ref()));
     Ok(v1::PutEndResponse { results })
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_proto::NodeId;
+use tidepool_raft::rt;
 use tidepool_raft::{Member, MemberChange, MembershipError, Role};
 
 use super::core::Service;
@@ -56,6 +57,6 @@ pub async fn follow(service: Arc<Service>) {
                 }
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        rt::sleep(PAUSE).await;
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidepool_proto::{Error, ErrorCode, v1};
 use tidepool_raft::Member;
+use tidepool_raft::rt;
 
 use super::core::{Service, unexpected};
 use super::proposer::Proposer;
@@ -68,7 +69,7 @@ async fn raise(service: &Service, to: u32) -> (Vec<Known>, Result<(), Error>) {
 /// A new cluster begins at the highest level that all its members know: there is nothing yet that an older binary could want
 /// to read.
 pub async fn raise_at_birth(service: &Service, proposer: &Proposer) {
-    let members = tokio::time::timeout(BIRTH_WAIT, service.node().member_levels()).await.unwrap_or_default();
+    let members = rt::timeout(BIRTH_WAIT, service.node().member_levels()).await.unwrap_or_default();
     let raised = match target(service.directory().feature_level(), 0, &members) {
         Ok(Some(level)) if !members.is_empty() => propose(proposer, level).await,
         Ok(_) => Ok(()),

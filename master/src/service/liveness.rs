@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{NodeId, v1};
-use tokio::sync::watch;
+use tidepool_raft::rt::watch;
 
 use super::options::VERIFIES_PER_NODE_MAX;
 

@@ -5,21 +5,18 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidepool_proto::History;
-use tidepool_raft::{Frozen, Levels, LogPosition, MachineError, Node, StateMachine};
-use tokio::sync::watch;
+use tidepool_raft::rt;
+use tidepool_raft::rt::watch;
+use tidepool_raft::{Frozen, Levels, LogPosition, MachineError, StateMachine};
 
 use super::audit::AuditMetrics;
 use super::evictor::Evictor;
 use crate::directory::{
     Directory, Entry, FEATURE_LEVEL, FrozenDirectory, Op, Outcome, Violation, ViolationKind, admit_image,
 };
-
-/// The Raft node of a master.
-pub type MasterNode = Node<Machine>;
 
 /// Digests remembered for comparison between masters at one index.
 const CHECKPOINTS_KEPT: usize = 64;
@@ -168,10 +165,10 @@ impl StateMachine for Machine {
         #[cfg(test)]
         let mut history = self.history.lock();
         let audits = entry.ops.iter().any(|op| matches!(op, Op::Audit));
-        let began = audits.then(Instant::now);
+        let began = audits.then(rt::now);
         let outcomes = self.apply_ops(at, &entry, skipped)?;
         if let Some(began) = began {
-            let (seconds, violations) = (began.elapsed().as_secs_f64(), self.directory.take_violations());
+            let (seconds, violations) = (rt::since(began).as_secs_f64(), self.directory.take_violations());
             self.audit.note(seconds, self.directory.audit_progress(), &violations);
             self.note_violations(&violations);
         }

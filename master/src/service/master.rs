@@ -9,9 +9,10 @@ use tidepool_proto::v1::admin_service_server::AdminServiceServer;
 use tidepool_proto::v1::client_service_server::ClientServiceServer;
 use tidepool_proto::v1::node_service_server::NodeServiceServer;
 use tidepool_proto::{Address, Error, ErrorCode, NodeId};
-use tidepool_raft::{ClusterIdentity, FatalError, Role};
+use tidepool_raft::rt;
+use tidepool_raft::rt::watch;
+use tidepool_raft::{ClusterIdentity, FatalError, Node, NodeService, Role};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
@@ -21,8 +22,9 @@ use super::audit::AuditMetrics;
 use super::core::Service;
 use super::gather;
 use super::logging::LogFilter;
-use super::machine::{Machine, MasterNode};
+use super::machine::Machine;
 use super::metrics::ServiceMetrics;
+use super::node::{self, MasterNode};
 use super::nodes::NodeFace;
 use super::office;
 use super::options::MasterOptions;
@@ -103,7 +105,8 @@ impl Master {
             || Error::new(ErrorCode::InvalidParams, format!("no eviction policy '{}'", options.eviction_policy));
         let audit = AuditMetrics::new()?;
         let machine = Arc::new(Machine::new(&options.eviction_policy, audit).ok_or_else(unknown)?);
-        let node = MasterNode::open(options.raft(), machine.clone()).await?;
+        let real = Node::open(options.raft(), machine.clone()).await?;
+        let node = node::real(real.clone());
         let registry = Registry::new();
         let metrics = ServiceMetrics::register(&registry)?;
         machine.audit_metrics().register(&registry)?;
@@ -113,29 +116,30 @@ impl Master {
         let service = Service::new(node.clone(), machine, options, metrics);
         let closing = Arc::new(watch::Sender::new(false));
         let stopped = Arc::new(watch::Sender::new(None));
-        serve(&service, listener, log_filter, closing.clone(), stopped.clone());
-        tokio::spawn(office::follow(service.clone()));
-        tokio::spawn(gather::follow(service.clone()));
-        tokio::spawn(agreement::follow(service.clone(), closing.subscribe()));
-        tokio::spawn(refresh_gauges(service.clone(), closing.subscribe()));
-        tokio::spawn(keep_policies_warm(service.clone(), closing.subscribe()));
-        tokio::spawn(snapshots::follow(service.clone(), closing.subscribe()));
-        let (fatal, report) = (node.clone(), stopped.clone());
-        tokio::spawn(async move {
-            let cause = fatal.fatal().await;
-            let reason = match cause {
-                FatalError::Removed(why) => Stopped::Removed(why),
-                FatalError::Diverged(why) => Stopped::Diverged(why),
-                cause => Stopped::Fatal(cause.to_string()),
-            };
-            report.send_if_modified(|s| s.replace(reason).is_none());
-        });
+        serve(&service, (listener, real.grpc()), log_filter, closing.clone(), stopped.clone());
+        follow(&service, &closing, &stopped);
         node.run().await?;
         Ok(Master { service, node, registry, local, stopped, closing })
     }
 
+    /// One that runs on a simulated machine: the same, without a socket.
+    #[cfg(feature = "sim")]
+    pub(super) fn assemble(
+        node: MasterNode,
+        machine: Arc<Machine>,
+        options: MasterOptions,
+    ) -> Result<Master, MasterError> {
+        let registry = Registry::new();
+        let metrics = ServiceMetrics::register(&registry)?;
+        let local = SocketAddr::from(([127, 0, 0, 1], options.listen.port()));
+        let service = Service::new(node.clone(), machine, options, metrics);
+        let (closing, stopped) = (Arc::new(watch::Sender::new(false)), Arc::new(watch::Sender::new(None)));
+        follow(&service, &closing, &stopped);
+        Ok(Master { service, node, registry, local, stopped, closing })
+    }
+
     /// What tests need beside the wire.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(super) fn service(&self) -> &Arc<Service> {
         &self.service
     }
@@ -181,7 +185,7 @@ impl Master {
     pub async fn shutdown(&self) {
         let mut told = Duration::ZERO;
         if self.node.watch_leadership().borrow().role == Role::Leader {
-            match tokio::time::timeout(HANDOVER_WAIT, self.transfer_leader(None)).await {
+            match rt::timeout(HANDOVER_WAIT, self.transfer_leader(None)).await {
                 Ok(Ok(successor)) => {
                     tracing::info!(successor = successor.0, "handed leadership over");
                     told = TELL_SUCCESSOR;
@@ -192,8 +196,8 @@ impl Master {
         }
         snapshots::at_stop(&self.service).await;
         self.service.set_tenure(None);
-        let snapshot = tokio::time::timeout(LAST_SNAPSHOT_WAIT, self.node.compact_before_stop());
-        let ((), written) = tokio::join!(tokio::time::sleep(told), snapshot);
+        let snapshot = rt::timeout(LAST_SNAPSHOT_WAIT, self.node.compact_before_stop());
+        let ((), written) = tokio::join!(rt::sleep(told), snapshot);
         match written {
             Ok(Ok(Some(index))) => tracing::info!(index, "snapshot written before the stop"),
             Ok(Ok(None)) => {}
@@ -206,9 +210,29 @@ impl Master {
     }
 }
 
+/// Starts what a master does beside answering.
+fn follow(service: &Arc<Service>, closing: &watch::Sender<bool>, stopped: &Arc<watch::Sender<Option<Stopped>>>) {
+    rt::spawn(office::follow(service.clone()));
+    rt::spawn(gather::follow(service.clone()));
+    rt::spawn(agreement::follow(service.clone(), closing.subscribe()));
+    rt::spawn(refresh_gauges(service.clone(), closing.subscribe()));
+    rt::spawn(keep_policies_warm(service.clone(), closing.subscribe()));
+    rt::spawn(snapshots::follow(service.clone(), closing.subscribe()));
+    let (fatal, report) = (service.node().clone(), stopped.clone());
+    rt::spawn(async move {
+        let cause = fatal.fatal().await;
+        let reason = match cause {
+            FatalError::Removed(why) => Stopped::Removed(why),
+            FatalError::Diverged(why) => Stopped::Diverged(why),
+            cause => Stopped::Fatal(cause.to_string()),
+        };
+        report.send_if_modified(|s| s.replace(reason).is_none());
+    });
+}
+
 fn serve(
     service: &Arc<Service>,
-    listener: TcpListener,
+    (listener, raft): (TcpListener, NodeService<Machine>),
     log_filter: LogFilter,
     closing: Arc<watch::Sender<bool>>,
     stopped: Arc<watch::Sender<Option<Stopped>>>,
@@ -224,15 +248,16 @@ fn serve(
         .add_service(client)
         .add_service(nodes)
         .add_service(admin)
-        .add_service(service.node().grpc());
+        .add_service(raft);
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let mut close = closing.subscribe();
-    tokio::spawn(async move {
+    rt::spawn(async move {
         let closed = async move {
             // Ends also when the master is dropped.
             let _closed = close.wait_for(|closing| *closing).await;
         };
         tokio::select! {
+            biased;
             result = server.serve_with_incoming(incoming) => {
                 if let Err(error) = result {
                     stopped.send_if_modified(|s| s.replace(Stopped::Fatal(format!("rpc server: {error}"))).is_none());
@@ -245,11 +270,12 @@ fn serve(
 
 /// Works off what the policies were told, so that little is left to do when victims are needed.
 async fn keep_policies_warm(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
-    let mut ticks = tokio::time::interval(POLICY_INTERVAL);
+    let mut ticks = rt::ticks(POLICY_INTERVAL);
     loop {
         tokio::select! {
-            _ = ticks.tick() => {}
+            biased;
             _ = closing.wait_for(|closing| *closing) => return,
+            _ = ticks.tick() => {}
         }
         let dropped = service.evictor().catch_up();
         service.metrics().recency_dropped.inc_by(dropped);
@@ -257,12 +283,13 @@ async fn keep_policies_warm(service: Arc<Service>, mut closing: watch::Receiver<
 }
 
 async fn refresh_gauges(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
-    let mut ticks = tokio::time::interval(GAUGE_INTERVAL);
+    let mut ticks = rt::ticks(GAUGE_INTERVAL);
     let mut unagreed = agreement::Unagreed::default();
     loop {
         tokio::select! {
-            _ = ticks.tick() => {}
+            biased;
             _ = closing.wait_for(|closing| *closing) => return,
+            _ = ticks.tick() => {}
         }
         let metrics = service.metrics();
         let raft = service.node().status();

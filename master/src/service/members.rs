@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tidepool_proto::{Address, Error, ErrorCode, NodeId, v1};
+use tidepool_raft::rt;
 use tidepool_raft::{ChangeReport, Member, MemberChange};
 
 use super::core::Service;
@@ -32,7 +33,7 @@ async fn carry_out(
     dry_run: bool,
 ) -> (Vec<String>, Result<(), Error>) {
     if dry_run {
-        let planned = tokio::time::timeout(limit, service.node().plan_members(&change)).await;
+        let planned = rt::timeout(limit, service.node().plan_members(&change)).await;
         return match planned {
             Ok(Ok(steps)) => (steps, Ok(())),
             Ok(Err(error)) => (Vec::new(), Err(refusal::membership(error))),

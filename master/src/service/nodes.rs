@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures::stream::{self, Stream, StreamExt};
 use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId, v1};
-use tokio::sync::watch;
+use tidepool_raft::rt;
+use tidepool_raft::rt::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::copying::{self, Told};
@@ -101,7 +102,7 @@ impl NodeFace {
 
 async fn commit(tenure: &Tenure, op: Op<'_>) -> Result<Outcome, Error> {
     let name = op.name();
-    match tokio::time::timeout(COMMIT_WAIT, tenure.proposer.propose_one(op, None)).await {
+    match rt::timeout(COMMIT_WAIT, tenure.proposer.propose_one(op, None)).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Error::new(
             ErrorCode::DeadlineExceeded,
@@ -209,7 +210,7 @@ fn spawn_ops(
         return;
     }
     let tenure = tenure.clone();
-    tokio::spawn(async move {
+    rt::spawn(async move {
         if let Err(error) = tenure.proposer.propose(&ops, None).await {
             // The datanode repeats what was not acknowledged by a changed command list.
             tracing::debug!(%error, "ops of a heartbeat were not proposed");
@@ -245,6 +246,7 @@ impl Conversation {
     async fn next(&mut self) -> Option<Result<v1::HeartbeatResponse, Status>> {
         loop {
             tokio::select! {
+                biased;
                 message = self.beats.next() => return match message? {
                     Ok(message) => Some(Ok(self.answer(message))),
                     Err(status) => Some(Err(status)),

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rand::RngCore;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{Error, LogTime};
 use tidepool_raft::Role;
+use tidepool_raft::rt;
 
 use super::core::{Service, unexpected};
 use super::heat::Heat;
@@ -41,7 +41,8 @@ pub async fn follow(service: Arc<Service>) {
                     Err(error) => {
                         tracing::warn!(term = now.term, %error, "could not take office; trying again");
                         tokio::select! {
-                            () = tokio::time::sleep(RETRY_PAUSE) => continue,
+                            biased;
+                            () = rt::sleep(RETRY_PAUSE) => continue,
                             changed = leadership.changed() => match changed {
                                 Ok(()) => continue,
                                 Err(_) => return,
@@ -107,6 +108,6 @@ async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, E
 
 fn draw_secret() -> Secret {
     let mut secret = [0; 32];
-    rand::rng().fill_bytes(&mut secret);
+    rt::fill_random(&mut secret);
     Secret(secret)
 }

@@ -10,12 +10,13 @@ use bytes::Bytes;
 use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
 use tidepool_proto::{Error, ErrorCode};
 use tidepool_raft::ProposeError;
+use tidepool_raft::rt;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::agreement::Halt;
 use super::leases::Marks;
-use super::machine::MasterNode;
 use super::metrics::ServiceMetrics;
+use super::node::MasterNode;
 use super::options::{ENTRIES_IN_FLIGHT_MAX, ENTRY_BYTES_MAX, QUEUED_OPS_MAX};
 use super::refusal;
 use super::tenure::LogClock;
@@ -47,7 +48,7 @@ impl Proposer {
         let (groups, receiver) = mpsc::unbounded_channel();
         let queued_ops = Arc::new(AtomicUsize::new(0));
         let pump = Pump { node: node.clone(), term, clock, metrics, queued_ops: queued_ops.clone() };
-        tokio::spawn(pump.run(receiver));
+        rt::spawn(pump.run(receiver));
         Proposer { node, groups, queued_ops, halt }
     }
 
@@ -166,7 +167,7 @@ impl Pump {
                 }
             };
             let (node, term) = (self.node.clone(), self.term);
-            tokio::spawn(async move {
+            rt::spawn(async move {
                 let result = node.propose(payload, term).await;
                 settle(
                     result.map(|applied| applied.outcome).map_err(|e| (refusal::proposal(&e), Fate::of(&e))),

@@ -13,6 +13,7 @@ use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::keys::check_key;
 use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes};
 use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, SegmentId, v1};
+use tidepool_raft::rt;
 
 use super::core::{Service, unexpected, uuid};
 use super::leases::Marks;
@@ -47,7 +48,7 @@ pub async fn start(
 ) -> Result<v1::PutStartResponse, Error> {
     let batch = Batch::check(service, request, tenant, session)?;
     let tenure = service.tenure()?;
-    let began = Instant::now();
+    let began = rt::now();
     let mut grants = vec![v1::PutGrant::default(); request.items.len()];
     let mut waiting = batch.admit(service, &tenure, &mut grants);
     tenure.count_put_bytes(waiting.iter().map(|(i, _)| request.items[*i].length).sum());
@@ -98,7 +99,7 @@ pub async fn start(
         // What is granted is of use to nobody until it is written and ended, and others may wait for that space: the caller
         // gets it now, and comes again for the rest.
         let is_stuck = holds_grants && !progress && attempt >= ATTEMPTS_WITH_GRANTS;
-        let out_of_time = Instant::now() + ANSWER_ALLOWANCE + NO_ROOM_PAUSE >= deadline;
+        let out_of_time = rt::now() + ANSWER_ALLOWANCE + NO_ROOM_PAUSE >= deadline;
         let gives_up = out_of_time || is_stuck || is_prefix && round.cut.is_some();
         holds_grants |= progress;
         if gives_up {
@@ -110,7 +111,7 @@ pub async fn start(
             waits.get_or_insert_with(|| tenure.wait_for_room());
         }
         if !round.again.is_empty() && attempt > 0 && !progress {
-            tokio::time::sleep(NO_ROOM_PAUSE).await;
+            rt::sleep(NO_ROOM_PAUSE).await;
         }
         if gives_up {
             let no_time = Error::new(ErrorCode::NoSpace, BEHIND_NO_ROOM).retry_after(NO_ROOM_PAUSE.as_millis() as u32);
@@ -126,7 +127,7 @@ pub async fn start(
         attempt += 1;
     }
     drop(waits);
-    service.metrics().commit_seconds.observe(began.elapsed().as_secs_f64());
+    service.metrics().commit_seconds.observe(rt::since(began).as_secs_f64());
     count(service, "put_start", grants.iter().map(|g| g.error.as_ref()));
     Ok(v1::PutStartResponse { grants, nodes: addresses(service, nodes) })
 }

@@ -58,6 +58,7 @@ pub async fn answer(
     read.look(None);
     while !read.marked.is_empty() {
         tokio::select! {
+            biased;
             () = unmarked => {}
             () = tenure.ended() => return Err(service.not_leader()),
         }

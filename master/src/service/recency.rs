@@ -8,7 +8,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::{Address, Error, v1};
-use tonic::transport::{Channel, Endpoint};
+use tidepool_raft::rt;
+use tonic::transport::Endpoint;
 
 use super::core::Service;
 use super::evictor::Requests;
@@ -24,21 +25,34 @@ const KEYS_PER_MESSAGE: usize = 1 << 16;
 /// Hints that one message may carry.
 const HINTS_PER_MESSAGE_MAX: usize = 1 << 16;
 
+/// A connection to another master.
+#[cfg(not(feature = "sim"))]
+pub type PeerChannel = tonic::transport::Channel;
+/// A connection to another master, real or simulated.
+#[cfg(feature = "sim")]
+pub use super::sim::PeerChannel;
+
 /// Connections to the standbys, made when they are first needed.
 #[derive(Default)]
 pub struct Standbys {
-    channels: Mutex<HashMap<Address, Channel>>,
+    channels: Mutex<HashMap<Address, PeerChannel>>,
 }
 
 impl Standbys {
     /// To one of them; connects when it is used.
-    pub fn channel(&self, address: &Address) -> Option<Channel> {
+    pub fn channel(&self, address: &Address) -> Option<PeerChannel> {
         let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(address) {
             return Some(channel.clone());
         }
+        #[cfg(feature = "sim")]
+        if let Some(channel) = super::sim::dial(address) {
+            return Some(channel);
+        }
         let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?;
         let channel = endpoint.connect_timeout(ANSWER_WAIT).tcp_nodelay(true).connect_lazy();
+        #[cfg(feature = "sim")]
+        let channel = PeerChannel::Tcp(channel);
         channels.insert(address.clone(), channel.clone());
         Some(channel)
     }
@@ -57,10 +71,10 @@ pub async fn share(service: &Arc<Service>, tenure: &Tenure) -> Result<(), Error>
         }
         let Some(channel) = service.standbys().channel(&member.member.address) else { continue };
         let messages = messages.clone();
-        tokio::spawn(async move {
+        rt::spawn(async move {
             let mut client = AdminServiceClient::new(channel);
             for message in messages.iter() {
-                let sent = tokio::time::timeout(ANSWER_WAIT, client.share_recency(message.clone())).await;
+                let sent = rt::timeout(ANSWER_WAIT, client.share_recency(message.clone())).await;
                 if !matches!(sent, Ok(Ok(_))) {
                     return;
                 }

@@ -116,6 +116,7 @@ impl Batch<'_> {
             }
         } else if must_wait {
             tokio::select! {
+                biased;
                 () = unmarked => {}
                 () = self.tenure.ended() => return Err(self.service.not_leader()),
             }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
 use tidepool_proto::{Error, ErrorCode, v1};
+use tidepool_raft::rt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -86,7 +87,7 @@ impl v1::client_service_server::ClientService for ClientFace {
 
     async fn call(&self, request: Request<v1::ClientRequest>) -> Result<Response<v1::ClientResponse>, Status> {
         let request = request.into_inner();
-        Ok(Response::new(answer(&self.service, request, 0, Instant::now()).await))
+        Ok(Response::new(answer(&self.service, request, 0, rt::now()).await))
     }
 }
 
@@ -124,7 +125,7 @@ impl Session {
         self: &Arc<Self>,
         requests: Vec<Result<v1::ClientRequest, Status>>,
     ) -> Vec<Result<v1::ClientResponse, Status>> {
-        let arrived = Instant::now();
+        let arrived = rt::now();
         self.service.clients().heard(self.session());
         let mut inline = Vec::with_capacity(requests.len());
         let mut broken = None;
@@ -149,7 +150,7 @@ impl Session {
             return Vec::new();
         }
         let mut answers = Vec::with_capacity(requests.len());
-        let barrier = tokio::time::timeout(INLINE_BARRIER_WAIT, self.service.barrier()).await;
+        let barrier = rt::timeout(INLINE_BARRIER_WAIT, self.service.barrier()).await;
         for request in requests {
             let ready = match &barrier {
                 Ok(Ok(tenure)) => reads::try_answer(&self.service, tenure, &request, self.session()),
@@ -169,7 +170,7 @@ impl Session {
         let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
         let Some(later) = self.later.lock().clone() else { return };
         let session = self.clone();
-        tokio::spawn(async move { session.work(request, arrived, permit, later).await });
+        rt::spawn(async move { session.work(request, arrived, permit, later).await });
     }
 
     async fn work(
@@ -207,7 +208,7 @@ async fn answer(
     arrived: Instant,
 ) -> v1::ClientResponse {
     let deadline = arrived + Duration::from_millis(u64::from(request.remaining_ms)).min(DEADLINE_MAX);
-    let work = tokio::time::timeout_at(deadline.into(), dispatch(service, &request, stream_session, deadline));
+    let work = rt::timeout_at(deadline, dispatch(service, &request, stream_session, deadline));
     let result = match work.await {
         Ok(result) => result,
         Err(_) => Err(Error::new(
@@ -273,7 +274,7 @@ fn finish(
     result: Result<Answer, Error>,
     arrived: Instant,
 ) -> v1::ClientResponse {
-    let elapsed = arrived.elapsed();
+    let elapsed = rt::since(arrived);
     if elapsed > service.options().slow_call {
         service.metrics().slow_calls.inc();
         tracing::warn!(

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::Mutex;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::{Error, ErrorCode, v1};
+use tidepool_raft::rt;
+use tidepool_raft::rt::watch;
 use tidepool_raft::snapshot::SnapshotFile;
-use tidepool_raft::{LogPosition, NodeStatus, Role, background};
-use tokio::sync::watch;
+use tidepool_raft::{LogPosition, NodeStatus, Role};
 
 use super::agreement;
 use super::core::Service;
@@ -97,7 +98,7 @@ impl Snapshots {
     pub fn new(location: Option<Location>) -> Snapshots {
         let state = State {
             published: None,
-            since: Instant::now(),
+            since: rt::now(),
             at: Duration::ZERO,
             last_error: String::new(),
             not_before: None,
@@ -123,12 +124,12 @@ impl Snapshots {
     pub fn status(&self) -> v1::SnapshotStatus {
         let state = self.state.lock();
         let known = state.published.as_ref();
-        let age = known.map(|known| known.created.elapsed().unwrap_or_default());
+        let age = known.map(|known| rt::wall_clock().duration_since(known.created).unwrap_or_default());
         v1::SnapshotStatus {
             url: self.location.as_ref().map(Location::to_string).unwrap_or_default(),
             published_index: known.map_or(0, |known| known.index),
             age_ms: age.map_or(0, |age| age.as_millis() as u64),
-            since_ms: state.since.elapsed().as_millis() as u64,
+            since_ms: rt::since(state.since).as_millis() as u64,
             bytes: known.map_or(0, |known| known.bytes),
             location: known.map(|known| known.location.clone()).unwrap_or_default(),
             last_error: state.last_error.clone(),
@@ -141,12 +142,12 @@ pub async fn follow(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
     if service.snapshots().location.is_none() {
         return;
     }
-    let mut ticks = tokio::time::interval(CHECK_INTERVAL);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ticks = rt::ticks(CHECK_INTERVAL);
     loop {
         tokio::select! {
-            _ = ticks.tick() => {}
+            biased;
             _ = closing.wait_for(|closing| *closing) => return,
+            _ = ticks.tick() => {}
         }
         look_once(&service).await;
         ask_standbys(&service).await;
@@ -157,7 +158,7 @@ pub async fn follow(service: Arc<Service>, mut closing: watch::Receiver<bool>) {
         };
         if let Err(error) = take(&service, wanted).await {
             tracing::warn!(%error, "snapshot not published; trying again in {RETRY_PAUSE:?}");
-            service.snapshots().state.lock().not_before = Some(Instant::now() + RETRY_PAUSE);
+            service.snapshots().state.lock().not_before = Some(rt::now() + RETRY_PAUSE);
         }
     }
 }
@@ -182,7 +183,7 @@ pub async fn at_stop(service: &Arc<Service>) {
                 _ => Err(Error::new(ErrorCode::Unavailable, "nothing newer than what is published is agreed")),
             }
         };
-        match tokio::time::timeout(STOP_LIMIT, last).await {
+        match rt::timeout(STOP_LIMIT, last).await {
             Ok(Ok(taken)) => {
                 tracing::info!(location = taken.location, index = taken.at.index, "last snapshot published")
             }
@@ -195,17 +196,17 @@ pub async fn at_stop(service: &Arc<Service>) {
 
 /// Answers an operator. What was begun goes on when nobody waits for it any more.
 pub async fn on_demand(service: &Arc<Service>, limit: Duration) -> v1::TakeSnapshotResponse {
-    let began = Instant::now();
+    let began = rt::now();
     let owned = service.clone();
-    let taking = tokio::spawn(async move { take(&owned, Image::New).await });
-    let result = match tokio::time::timeout(limit, taking).await {
+    let taking = rt::spawn(async move { take(&owned, Image::New).await });
+    let result = match rt::timeout(limit, taking).await {
         Ok(joined) => joined.unwrap_or_else(|error| Err(Error::new(ErrorCode::Internal, error.to_string()))),
         Err(_) => {
             let why = format!("the snapshot is not done after {limit:?}; it goes on: see tidepool status");
             Err(Error::new(ErrorCode::DeadlineExceeded, why))
         }
     };
-    let elapsed_ms = began.elapsed().as_millis() as u64;
+    let elapsed_ms = rt::since(began).as_millis() as u64;
     match result {
         Ok(taken) => v1::TakeSnapshotResponse {
             error: None,
@@ -251,7 +252,7 @@ async fn make(service: &Arc<Service>, wait: Duration) -> Result<(), Error> {
     if let Ok(tenure) = service.tenure() {
         agreement::propose(service, &tenure).await?;
     }
-    let deadline = Instant::now() + wait;
+    let deadline = rt::now() + wait;
     while !is_agreed() {
         if let Some(why) = in_doubt(service) {
             return Err(Error::new(
@@ -261,11 +262,9 @@ async fn make(service: &Arc<Service>, wait: Duration) -> Result<(), Error> {
         }
         let why = match can_be_agreed(service) {
             false => "no majority of the masters is heard",
-            true if Instant::now() > deadline => {
-                "no majority of the masters has the same state at a later checkpoint yet"
-            }
+            true if rt::now() > deadline => "no majority of the masters has the same state at a later checkpoint yet",
             true => {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                rt::sleep(LOOK_AGAIN).await;
                 continue;
             }
         };
@@ -310,7 +309,7 @@ pub async fn take(service: &Arc<Service>, wanted: Image) -> Result<Taken, Error>
     let snapshots = service.snapshots();
     let _turn = snapshots.one_at_a_time.lock().await;
     snapshots.state.lock().due_since = None;
-    let began = Instant::now();
+    let began = rt::now();
     let nothing = || Error::new(ErrorCode::Unavailable, "nothing was applied yet; there is nothing to snapshot");
     let Some(location) = snapshots.location.clone() else {
         service.node().compact().await.map_err(|error| Error::new(ErrorCode::Unavailable, error.to_string()))?;
@@ -323,7 +322,7 @@ pub async fn take(service: &Arc<Service>, wanted: Image) -> Result<Taken, Error>
         let made = make(service, wait.max(AGREED_WITHIN_MIN)).await;
         made.inspect_err(|error| snapshots.state.lock().last_error = error.to_string())?;
     }
-    let build_seconds = began.elapsed().as_secs_f64();
+    let build_seconds = rt::since(began).as_secs_f64();
     let of_before = || {
         let why = "no image of the cluster's present history is agreed yet; the one from before it is never published";
         Error::new(ErrorCode::Unavailable, why)
@@ -350,7 +349,7 @@ pub async fn take(service: &Arc<Service>, wanted: Image) -> Result<Taken, Error>
                 created: whose.created,
             };
             let mut state = snapshots.state.lock();
-            (state.published, state.since, state.last_error) = (Some(known), Instant::now(), String::new());
+            (state.published, state.since, state.last_error) = (Some(known), rt::now(), String::new());
             state.at = Duration::from_millis(service.directory().log_time().0);
             Ok(Taken { at, bytes: published.bytes, location: published.location, is_published: true })
         }
@@ -391,10 +390,10 @@ async fn send(service: &Service, location: Location, file: SnapshotFile) -> Resu
     let rate = service.options().snapshot_upload_bytes_per_second;
     // Twice what it takes at that rate.
     let needed = Duration::from_secs(file.length().checked_div(rate).map_or(0, |seconds| seconds * 2));
-    let pace = Pace::new(rate, Instant::now() + PUBLISH_LIMIT + needed, service.snapshots().is_stopped.clone());
+    let pace = Pace::new(rate, rt::now() + PUBLISH_LIMIT + needed, service.snapshots().is_stopped.clone());
     let whose = whose(service, &file);
     let (retain, own) = (service.options().snapshot_retain, whose.clone());
-    let published = background("publish", move || {
+    let published = rt::background("publish", move || {
         let catalogue = Catalogue::open(&location)?;
         let image: Arc<dyn ImageFile> = Arc::new(file);
         let published = publish(&catalogue, &image, &own, &pace)?;
@@ -421,7 +420,7 @@ fn whose(service: &Service, file: &SnapshotFile) -> Whose {
         // The youngest first.
         ancestors: ancestors.iter().rev().map(|a| Ancestor { cluster: a.cluster, history: a.history }).collect(),
         build: concat!("tidepool ", env!("CARGO_PKG_VERSION")).to_owned(),
-        created: SystemTime::now(),
+        created: rt::wall_clock(),
     }
 }
 
@@ -433,7 +432,7 @@ async fn look_once(service: &Arc<Service>) {
         return;
     }
     let (Some(location), node) = (snapshots.location.clone(), service.options().node_id) else { return };
-    let found = background("publish", move || {
+    let found = rt::background("publish", move || {
         let catalogue = Catalogue::open(&location)?;
         let own = catalogue.candidates_of(identity.cluster, node)?;
         Ok::<_, StoreError>(own.iter().find_map(|candidate| catalogue.image(candidate).ok()).map(|image| Known {
@@ -457,7 +456,7 @@ async fn look_once(service: &Arc<Service>) {
         _ => {}
     }
     if !state.looked {
-        state.not_before = Some(Instant::now() + CHECK_INTERVAL);
+        state.not_before = Some(rt::now() + CHECK_INTERVAL);
     }
 }
 
@@ -466,7 +465,7 @@ fn decide(service: &Service) -> Decision {
     let snapshots = service.snapshots();
     let image = agreed_of_this_history(service);
     let mut state = snapshots.state.lock();
-    if !state.looked || state.not_before.is_some_and(|at| Instant::now() < at) {
+    if !state.looked || state.not_before.is_some_and(|at| rt::now() < at) {
         return Decision::Wait;
     }
     let voters: Vec<_> = status.members.iter().filter(|m| m.voter).map(|m| m.member.node_id).collect();
@@ -481,11 +480,11 @@ fn decide(service: &Service) -> Decision {
         published_index: state.published.as_ref().map(|known| known.index),
         published_at: state.at,
         image_index: image.and_then(|file| file.position()).map(|at| at.index),
-        put_off: state.due_since.map_or(Duration::ZERO, |since| since.elapsed()),
+        put_off: state.due_since.map_or(Duration::ZERO, rt::since),
     };
     let decision = Policy { interval: service.options().snapshot_interval }.decide(&facts);
     if decision == Decision::PutOff {
-        state.due_since.get_or_insert_with(Instant::now);
+        state.due_since.get_or_insert_with(rt::now);
     }
     decision
 }
@@ -506,7 +505,7 @@ fn position_of(status: &NodeStatus, state: &State) -> Position {
             };
             Position::Leader {
                 standby_caught_up: standbys(status).any(holds),
-                others_published: state.others.and_then(|(asked, since)| since.map(|since| since + asked.elapsed())),
+                others_published: state.others.and_then(|(asked, since)| since.map(|since| since + rt::since(asked))),
             }
         }
         Role::Standby => Position::Standby {
@@ -526,18 +525,18 @@ async fn ask_standbys(service: &Arc<Service>) {
         state.lock().others = None;
         return;
     }
-    if state.lock().others.is_some_and(|(asked, _)| asked.elapsed() < ASK_INTERVAL) {
+    if state.lock().others.is_some_and(|(asked, _)| rt::since(asked) < ASK_INTERVAL) {
         return;
     }
     let ask = |address| async move {
         let mut client = AdminServiceClient::new(service.standbys().channel(&address)?);
-        let answer = tokio::time::timeout(ANSWER_WAIT, client.status(v1::StatusRequest {})).await.ok()?.ok()?;
+        let answer = rt::timeout(ANSWER_WAIT, client.status(v1::StatusRequest {})).await.ok()?.ok()?;
         let snapshot = answer.into_inner().snapshot?;
         (snapshot.published_index > 0).then(|| Duration::from_millis(snapshot.since_ms))
     };
     let addresses = standbys(&status).map(|member| member.member.address.clone());
     let answers = futures::future::join_all(addresses.map(ask)).await;
-    state.lock().others = Some((Instant::now(), answers.into_iter().flatten().min()));
+    state.lock().others = Some((rt::now(), answers.into_iter().flatten().min()));
 }
 
 #[cfg(test)]

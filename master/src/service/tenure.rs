@@ -9,7 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidepool_proto::clock::{BootInstant, grantor_share};
 use tidepool_proto::{LogTime, ObjectId, ReplicaId};
-use tokio::sync::{Notify, watch};
+use tidepool_raft::rt::watch;
+use tokio::sync::Notify;
 
 use super::heat::Heat;
 use super::leases::LeaseTable;

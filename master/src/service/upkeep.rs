@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidepool_proto::{Error, ErrorCode, NodeId, ReplicaId};
+use tidepool_raft::rt;
 
 use super::agreement;
 use super::audit;
@@ -104,18 +105,19 @@ fn every_or<W, Wake, F, Fut>(
     Fut: Future<Output = Result<(), Error>> + Send,
 {
     let (service, tenure) = (service.clone(), tenure.clone());
-    tokio::spawn(async move {
-        let mut ticks = tokio::time::interval(interval);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    rt::spawn(async move {
+        let mut ticks = rt::ticks(interval);
         loop {
             tokio::select! {
+                biased;
+                () = tenure.ended() => return,
                 _ = ticks.tick() => {}
                 () = wake() => {}
-                () = tenure.ended() => return,
             }
             let result = tokio::select! {
-                result = work(service.clone(), tenure.clone()) => result,
+                biased;
                 () = tenure.ended() => return,
+                result = work(service.clone(), tenure.clone()) => result,
             };
             match result {
                 Ok(()) => {}

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidepool_raft::rt;
+
 /// Bytes handed on at once; small enough that a stop or the limit is noticed soon.
 const STEP_BYTES: usize = 1 << 20;
 /// Pieces into which a second's bytes are divided at least.
@@ -28,12 +30,12 @@ impl Pace {
 
     /// Not slowed down, but stopped.
     pub(super) fn without_limit(&self, input: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
-        Box::new(Paced { input, pace: Pace { bytes_per_second: 0, ..self.clone() }, began: Instant::now(), read: 0 })
+        Box::new(Paced { input, pace: Pace { bytes_per_second: 0, ..self.clone() }, began: rt::now(), read: 0 })
     }
 
     /// Slowed down and stopped.
     pub(super) fn limited(&self, input: Box<dyn Read + Send>) -> Box<dyn Read + Send> {
-        Box::new(Paced { input, pace: self.clone(), began: Instant::now(), read: 0 })
+        Box::new(Paced { input, pace: self.clone(), began: rt::now(), read: 0 })
     }
 
     fn check(&self) -> io::Result<()> {
@@ -41,7 +43,7 @@ impl Pace {
         if self.is_stopped.load(Ordering::Relaxed) {
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "this master is stopping"));
         }
-        if Instant::now() >= self.deadline {
+        if rt::now() >= self.deadline {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "publishing took longer than it may in all"));
         }
         Ok(())
@@ -60,7 +62,7 @@ impl Read for Paced {
         self.pace.check()?;
         if self.pace.bytes_per_second > 0 {
             let due = Duration::from_secs_f64(self.read as f64 / self.pace.bytes_per_second as f64);
-            while let Some(left) = due.checked_sub(self.began.elapsed()).filter(|left| !left.is_zero()) {
+            while let Some(left) = due.checked_sub(rt::since(self.began)).filter(|left| !left.is_zero()) {
                 std::thread::sleep(left.min(SLEEP_MAX));
                 self.pace.check()?;
             }

@@ -2,9 +2,10 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use tidepool_proto::{ClusterId, History, NodeId};
+use tidepool_raft::rt;
 use tidepool_raft::snapshot::SnapshotFile;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -108,18 +109,18 @@ pub fn publish(
     whose: &Whose,
     pace: &Pace,
 ) -> Result<Published, PublishError> {
-    let began = Instant::now();
+    let began = rt::now();
     let whole = Section { from: 0, bytes: image.bytes() };
     let opened = image.section(whole).map_err(RestoreError::Io)?;
     let survey = parts::survey(&mut io::BufReader::new(pace.without_limit(opened)))?;
     let (index, term) = survey.manifest.applied.ok_or(PublishError::Empty)?;
-    let check_seconds = began.elapsed().as_secs_f64();
+    let check_seconds = rt::since(began).as_secs_f64();
     let place = Place { cluster: whose.cluster, node: whose.node, index, term };
     let directory = place.directory();
     let store = catalogue.store();
     let node_directory = layout::node_directory(place.cluster, place.node);
     store.remove_unfinished(&node_directory)?;
-    let began = Instant::now();
+    let began = rt::now();
     let is_there = match catalogue.image(&Candidate { place }) {
         Ok(there) => there.manifest == survey.manifest,
         // It may be whole: to write over it could destroy the only good one.
@@ -132,7 +133,7 @@ pub fn publish(
     let readable = catalogue.image(&Candidate { place });
     let there = readable.map_err(|why| PublishError::NotReadable { location: store.show(&directory), why })?;
     store.write(&format!("{node_directory}/{LATEST}"), format!("{}\n", place.name()).as_bytes())?;
-    let upload_seconds = if is_there { 0.0 } else { began.elapsed().as_secs_f64() };
+    let upload_seconds = if is_there { 0.0 } else { rt::since(began).as_secs_f64() };
     Ok(Published { place, location: there.location(), bytes: there.bytes(), check_seconds, upload_seconds })
 }
 

@@ -17,6 +17,11 @@ pub fn seed_host(seed: u64) {
     RANDOM.with_borrow_mut(|random| *random = SplitMix::new(seed));
 }
 
+/// The next number of this thread's generator.
+pub(crate) fn draw() -> u128 {
+    RANDOM.with_borrow_mut(|random| u128::from(random.number()) << 64 | u128::from(random.number()))
+}
+
 impl<O: std::fmt::Debug + Send + Sync + 'static> Host for SimConfig<O> {
     async fn blocking<T, F>(work: F) -> io::Result<T>
     where
@@ -27,7 +32,7 @@ impl<O: std::fmt::Debug + Send + Sync + 'static> Host for SimConfig<O> {
     }
 
     fn random() -> u128 {
-        RANDOM.with_borrow_mut(|random| u128::from(random.number()) << 64 | u128::from(random.number()))
+        draw()
     }
 
     fn wall_clock() -> Duration {

@@ -1,6 +1,9 @@
 //! Tests that need more of the service than its wire: a quorum of one in this process, spoken to without sockets, on a
 //! disk that is memory.
 
+// Tests run on tokio and the system's clocks.
+#![allow(clippy::disallowed_methods)]
+
 mod agreement;
 mod fuzz;
 mod fuzzer;
