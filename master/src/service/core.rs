@@ -8,8 +8,8 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, OpId, PROTOCOL_VERSION, v1};
+use tidepool_raft::rt::{self, watch};
 use tidepool_raft::{Member, Role};
-use tokio::sync::watch;
 
 use super::agreement::Halt;
 use super::clients::Clients;
@@ -155,7 +155,7 @@ impl Service {
                 }
             }
         };
-        tokio::time::timeout(OFFICE_WAIT, soon).await.unwrap_or_else(|_| self.tenure())
+        rt::timeout(OFFICE_WAIT, soon).await.unwrap_or_else(|_| self.tenure())
     }
 
     /// A point after which reads see every acknowledged mutation (R2): the linearizer first, state afterwards.

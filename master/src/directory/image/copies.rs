@@ -9,7 +9,7 @@ use crate::directory::objects::{Record, Shards};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 use tidepool_raft::Replaced;
 
 /// Slots copied under one lock: some microseconds.
@@ -22,7 +22,17 @@ const SHARDS_AHEAD: usize = 4;
 pub(super) struct Copies {
     /// Ends early when the state was replaced. None while it is dropped.
     records: Option<Receiver<Vec<Record>>>,
-    thread: Option<JoinHandle<()>>,
+    /// Ends when the thread has given the undo lists back.
+    thawed: Receiver<()>,
+}
+
+/// Gives the undo lists back, whatever becomes of the thread that has it.
+struct Frozen(Arc<Shards>);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
 }
 
 impl Copies {
@@ -31,17 +41,18 @@ impl Copies {
         if !shards.freeze() {
             return None;
         }
-        let (sender, records) = sync_channel(SHARDS_AHEAD);
-        let (owned, epoch) = (Arc::clone(shards), shards.epoch());
+        let ((sender, records), (alive, thawed)) = (sync_channel(SHARDS_AHEAD), sync_channel(0));
+        let (frozen, epoch) = (Frozen(Arc::clone(shards)), shards.epoch());
         let copying = move || {
-            copy_all(&owned, epoch, &sender);
-            owned.thaw();
+            copy_all(&frozen.0, epoch, &sender);
+            drop(frozen);
+            drop::<SyncSender<()>>(alive);
         };
+        // Where it cannot be started, what it would have owned is dropped with it.
         match Builder::new().name("tidepool-copies".to_owned()).spawn(copying) {
-            Ok(thread) => Some(Copies { records: Some(records), thread: Some(thread) }),
+            Ok(_detached) => Some(Copies { records: Some(records), thawed }),
             Err(error) => {
                 tracing::warn!(%error, "no thread to copy a snapshot beside apply: apply waits for it");
-                shards.thaw();
                 None
             }
         }
@@ -58,9 +69,7 @@ impl Drop for Copies {
     fn drop(&mut self) {
         // The thread ends at its next shard, and before somebody else's undo lists can begin.
         drop(self.records.take());
-        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!(?panic, "copying a snapshot panicked");
-        }
+        let _ended = self.thawed.recv();
     }
 }
 
