@@ -7,18 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use bytes::Bytes;
 use rig::saved::{
     OBJECT_BYTES, cluster_directory, expect_all, expect_misses, kill_masters, lose_masters, read, restore,
     restore_from, save, saved_pool, snapshots,
 };
 use rig::{Pool, WITHIN, assert_space_adds_up, binary, connect, free_bytes, keys, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
-use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions};
+
 use tidepool_chaos_tests::content::value_of;
 use tidepool_chaos_tests::process::Signal;
 use tidepool_client::{Client, PutItem, PutOptions, RemoveMode};
-use tidepool_proto::{Error, ErrorCode, ObjectId};
+use tidepool_proto::{ErrorCode, ObjectId};
 
 fn used_and_capacity(status: &tidepool_proto::v1::StatusResponse) -> (u64, u64) {
     let used = status.segments.iter().map(|s| s.complete_bytes).sum();

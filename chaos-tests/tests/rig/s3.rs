@@ -38,9 +38,23 @@ impl S3Server {
     pub async fn start_tls(directory: &Path) -> Option<S3Server> {
         let paths = ["certificate.pem", "key.pem"].map(|name| directory.join(name));
         let mut command = Command::new("openssl");
-        command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]);
+        command.args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ]);
         command.args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]);
-        command.args(["-addext", "basicConstraints=critical,CA:FALSE", "-out"]).arg(&paths[0]).arg("-keyout").arg(&paths[1]);
+        command
+            .args(["-addext", "basicConstraints=critical,CA:FALSE", "-out"])
+            .arg(&paths[0])
+            .arg("-keyout")
+            .arg(&paths[1]);
         match command.stderr(Stdio::null()).status() {
             Ok(status) => assert!(status.success(), "openssl made no certificate"),
             Err(error) => {

@@ -51,8 +51,10 @@ impl Server {
 
     fn request(&self, method: &str, path: &str) -> io::Result<String> {
         let mut stream = TcpStream::connect(&self.address)?;
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n", self.address);
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+            self.address
+        );
         stream.write_all(head.as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -9,7 +9,12 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Entries kept for whoever is late: as many as one may lack that counts as caught up.
 const KEPT: u64 = 1_024;
 
-fn padded(seed: u64, size: u64, dir: &std::path::Path, adjust: impl Fn(&mut Options) + Send + Sync + 'static) -> Cluster {
+fn padded(
+    seed: u64,
+    size: u64,
+    dir: &std::path::Path,
+    adjust: impl Fn(&mut Options) + Send + Sync + 'static,
+) -> Cluster {
     Cluster::new(seed, size, dir, || Ledger::padded(CHUNKS as usize * CHUNK_BYTES), adjust)
 }
 
@@ -57,7 +62,10 @@ async fn two_at_once(seed: u64, dir: PathBuf) -> Result<(), String> {
             break;
         }
         if SimInstant::now() > limit {
-            return Err(format!("under load they never caught up, at {last}: {:?}", back.iter().map(|n| n.status().applied_index).collect::<Vec<_>>()));
+            return Err(format!(
+                "under load they never caught up, at {last}: {:?}",
+                back.iter().map(|n| n.status().applied_index).collect::<Vec<_>>()
+            ));
         }
     }
     let sent: Vec<u64> = lag.iter().map(|&id| cluster.world().chunks(from, id)).collect();
