@@ -22,6 +22,8 @@ const MARKED: &str = "marked/0f1e2d3c4b5a69788796a5b4c3d2e1f0/key";
 /// Checkpoints and the auditor come often, snapshots are small, no log is kept behind them.
 async fn watched_pool(change: impl FnOnce(&mut ClusterOptions)) -> Pool {
     pool(|options| {
+        // So that on a busy machine nobody but the test changes who leads.
+        options.election = "wan".to_owned();
         let flags = [
             ("--snapshot-log-bytes", "1MiB"),
             ("--keep-log-entries", "0"),

@@ -5,7 +5,7 @@ mod rig;
 
 use std::net::SocketAddr;
 
-use rig::s3::{S3Server, SilentServer, binary_that_trusts, binary_with_credentials, url};
+use rig::s3::{S3Server, binary_that_trusts, binary_with_credentials, url};
 use rig::saved::{OBJECT_BYTES, expect_all, expect_misses, lose_masters, save};
 use rig::{Pool, WITHIN, assert_space_adds_up, goes_on, keys, load, not_one_failed, pool, put_all, wait_for};
 use tidepool_chaos_tests::{admin, ports};
@@ -115,15 +115,19 @@ async fn a_store_is_spoken_to_over_tls_and_its_certificate_is_checked() {
 /// clients notice nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_stops_in_order_while_its_object_store_hangs_or_is_down() {
-    let silent = SilentServer::start();
-    let down = SocketAddr::from(([127, 0, 0, 1], ports::reserve(1).unwrap()[0]));
-    for place in [url(silent.address), url(down)] {
-        let mut pool = publishing_pool(&place, &[]).await;
+    let directory = tempfile::tempdir().unwrap();
+    for hangs in [true, false] {
+        let Some(server) = S3Server::start(directory.path()).await else { return };
+        let mut pool = publishing_pool(&server.url(), &[]).await;
         let all = keys("all", 50);
         put_all(&pool.client, &all, OBJECT_BYTES, 1).await;
         let fleet = load(&pool, 50.0);
         goes_on(&fleet).await;
         let leader = pool.cluster.leader(WITHIN).await.unwrap();
+        match hangs {
+            true => server.hang(),
+            false => drop(server),
+        }
         pool.cluster.masters[leader].stop(WITHIN).await.unwrap();
         let log = std::fs::read_to_string(pool.cluster.masters[leader].log()).unwrap();
         assert!(log.contains("handed leadership over") && log.contains("snapshot was not published"), "{log}");

@@ -1,12 +1,11 @@
-//! Object stores for process tests: a real S3 server, and one that takes requests and never answers.
+//! A real S3 server for process tests: over plain HTTP or TLS, and one that takes requests and never answers.
 
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tidepool_chaos_tests::ports;
 
 use super::{binary, wait_for};
@@ -91,6 +90,12 @@ impl S3Server {
         Some(server)
     }
 
+    /// From here on it takes connections and requests, and says nothing.
+    pub fn hang(&self) {
+        let pid = Pid::from_child(&self.process);
+        kill_process(pid, Signal::STOP).expect("it runs");
+    }
+
     /// Where masters publish to.
     pub fn url(&self) -> String {
         match self.certificate {
@@ -125,41 +130,6 @@ fn put_bucket(endpoint: SocketAddr) -> Option<()> {
 /// A place below the bucket of a server.
 pub fn url(endpoint: SocketAddr) -> String {
     format!("s3://bucket/deep/er?endpoint=http://{endpoint}")
-}
-
-/// Takes connections and what is sent, and says nothing.
-pub struct SilentServer {
-    /// Where it listens.
-    pub address: SocketAddr,
-    is_over: Arc<AtomicBool>,
-}
-
-impl SilentServer {
-    /// At any free port.
-    pub fn start() -> SilentServer {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("it listens");
-        let is_over = Arc::new(AtomicBool::new(false));
-        let own = is_over.clone();
-        std::thread::spawn(move || {
-            let mut taken = Vec::new();
-            for stream in listener.incoming() {
-                if own.load(Ordering::Relaxed) {
-                    return;
-                }
-                taken.extend(stream);
-            }
-        });
-        SilentServer { address, is_over }
-    }
-}
-
-impl Drop for SilentServer {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        // Wakes the listener; it is gone if this fails.
-        TcpStream::connect(self.address).ok();
-    }
 }
 
 /// The tidepool binary with credentials of an object store in its environment.

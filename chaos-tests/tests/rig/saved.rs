@@ -59,12 +59,17 @@ pub async fn restore(cluster: &mut Cluster) {
 
 /// The same, from what lies in this directory below the place of the snapshots.
 pub async fn restore_from(cluster: &mut Cluster, below: &str) {
+    start_restoring(cluster, below);
+    cluster.wait_serving(WITHIN).await.unwrap();
+}
+
+/// The same, without waiting for anything.
+pub fn start_restoring(cluster: &mut Cluster, below: &str) {
     let url = format!("file://{}{below}", snapshots(cluster.work_dir()).display());
     for master in &mut cluster.masters {
         master.set_argument("--restore-from", &url);
         master.start().unwrap();
     }
-    cluster.wait_serving(WITHIN).await.unwrap();
 }
 
 /// Reads a key. On a busy machine a datanode may be silent for a moment: what is merely out of reach is asked for again.

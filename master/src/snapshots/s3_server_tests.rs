@@ -77,7 +77,7 @@ fn bytes_of(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at / 7 + at / PIECE * 31) as u8).collect()
 }
 
-fn file(name: &'static str, bytes: &[u8], announced: u64) -> NewFile<'_> {
+fn file<'a>(name: &'static str, bytes: &'a [u8], announced: u64) -> NewFile<'a> {
     let open = move || Ok(Box::new(io::Cursor::new(bytes.to_vec())) as Box<dyn Read + Send>);
     NewFile { name, bytes: announced, open: Box::new(open) }
 }
