@@ -107,3 +107,54 @@ async fn case_021_a_leader_whose_disk_is_full_steps_aside_and_loses_nothing() {
     drop(pool);
     drop(disk);
 }
+
+/// There is no space for a standby's image: it names the reason and ends, the half image counts for nothing, no call fails; with space
+/// again it goes on from what it had. Here only the directory of its images is small.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_finds_no_space_leaves_the_one_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let work = directory.path().join("pool");
+    let images = work.join("master-1/snapshots");
+    let Some(disk) = SmallDisk::mount(&images, "4m") else {
+        eprintln!("skipped: this user may not mount a tmpfs");
+        return;
+    };
+    let mut options = ClusterOptions::new(&rig::binary(), &work);
+    options.master_arguments = ["--checkpoint-interval", "200ms"].map(str::to_owned).to_vec();
+    let mut cluster = Cluster::describe(options).unwrap();
+    for role in cluster.masters.iter_mut().chain(cluster.datanodes.iter_mut()) {
+        role.start().unwrap();
+    }
+    cluster.wait_serving(WITHIN).await.unwrap();
+    let client = connect(&cluster).await;
+    let before = keys("before", 500);
+    put_all(&client, &before, 1_000, 1).await;
+    if cluster.leader(WITHIN).await.unwrap() == 0 {
+        admin::transfer_leader(cluster.masters[0].rpc, 0).await.unwrap();
+    }
+    let first = admin::compact(cluster.masters[0].rpc).await.unwrap();
+    let mut pool = rig::Pool { cluster, client, directory };
+    let fleet = load(&pool, 50.0);
+    goes_on(&fleet).await;
+
+    let filler = disk.fill();
+    let refused = admin::compact(pool.cluster.masters[0].rpc).await.expect_err("there is no space");
+    println!("{refused:#}");
+    let ended = pool.cluster.masters[0].process().unwrap().wait(WITHIN).await.unwrap();
+    let tail = pool.cluster.masters[0].process().unwrap().log_tail();
+    assert!(!ended.success() && tail.contains("No space left on device"), "{ended}: {tail}");
+    goes_on(&fleet).await;
+    fs::remove_file(filler).unwrap();
+    pool.cluster.masters[0].start().unwrap();
+    pool.cluster.wait_caught_up(0, WITHIN).await.unwrap();
+    let names = fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: Vec<String> = names.collect();
+    assert!(names.iter().any(|name| name.ends_with(".snap")), "{names:?}");
+    assert!(!names.iter().any(|name| name.ends_with(".tmp")), "{names:?}");
+    assert!(admin::compact(pool.cluster.masters[0].rpc).await.unwrap() > first);
+    not_one_failed(fleet, 50).await;
+    assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+    expect_all(&pool.client, &before, 1_000).await;
+    drop(pool);
+    drop(disk);
+}

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use tidepool_master::MasterError;
+use tidepool_master::restore::RestoreFailed;
 use tidepool_proto::{Error, ErrorCode};
+use tidepool_raft::OpenError;
 
 /// How the process ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +125,7 @@ pub fn classify(error: &anyhow::Error) -> (Exit, String) {
     if let Some(failed) = error.downcast_ref::<Failed>() {
         return (failed.exit, failed.message.clone());
     }
-    match error.chain().find_map(|cause| cause.downcast_ref::<Error>()) {
+    match error.chain().find_map(known) {
         Some(known) => {
             (Exit::of(known.code()), format!("{error:#}; see: tidepool explain {}", code_name(known.code())))
         }
@@ -130,9 +133,44 @@ pub fn classify(error: &anyhow::Error) -> (Exit, String) {
     }
 }
 
+/// The coded error that a cause is or wraps. Errors that pass on the one they wrap have it in no chain.
+fn known<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
+    let opened = |error: &'a OpenError| &error.0;
+    let started = |error: &'a MasterError| match error {
+        MasterError::Options(error) => Some(error),
+        MasterError::Raft(error) => Some(opened(error)),
+        _ => None,
+    };
+    let restored = |error: &'a RestoreFailed| match error {
+        RestoreFailed::Refused(error) => Some(error),
+        RestoreFailed::Open(error) => Some(opened(error)),
+        _ => None,
+    };
+    (cause.downcast_ref::<Error>())
+        .or_else(|| cause.downcast_ref().map(opened))
+        .or_else(|| cause.downcast_ref().and_then(started))
+        .or_else(|| cause.downcast_ref().and_then(restored))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fails with `Error` alone looked for: a master that could not start ended with 1, whatever the reason.
+    #[test]
+    fn a_master_that_cannot_start_ends_with_the_code_of_its_reason() {
+        let corrupt = || OpenError(Error::new(ErrorCode::StorageCorrupt, "a bit"));
+        for error in [
+            anyhow::Error::new(corrupt()),
+            anyhow::Error::new(MasterError::from(corrupt())),
+            anyhow::Error::new(RestoreFailed::from(corrupt())).context("a restore"),
+            anyhow::Error::new(RestoreFailed::from(Error::new(ErrorCode::StorageCorrupt, "a bit"))),
+        ] {
+            let (exit, message) = classify(&error);
+            assert_eq!(exit, Exit::Corrupt, "{message}");
+            assert!(message.contains("a bit"), "{message}");
+        }
+    }
 
     #[test]
     fn codes_are_dense_and_the_book_lists_them() {

@@ -1,4 +1,5 @@
-//! The node's lasting identity: its uuid and the cluster it belongs to, in the data directory, which one process owns at a time.
+//! The node's lasting identity: its uuid, the cluster it belongs to and those that it was in before, in the data directory, which one
+//! process owns at a time.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -6,9 +7,13 @@ use std::path::{Path, PathBuf};
 
 use tidepool_proto::ClusterId;
 
+use crate::succession::Lineage;
+
 const LOCK_FILE: &str = "lock";
 const UUID_FILE: &str = "node.uuid";
 const CLUSTER_FILE: &str = "cluster.uuid";
+/// One line for each cluster and history, the present one first.
+const LINEAGE_FILE: &str = "lineage";
 
 /// Why the data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +63,7 @@ pub(crate) struct IdentityStore {
     dir: PathBuf,
     node_uuid: [u8; 16],
     cluster: Option<ClusterId>,
+    lineage: Lineage,
     _lock: File,
 }
 
@@ -86,7 +92,8 @@ impl IdentityStore {
             }
         };
         let cluster = read_uuid(&dir.join(CLUSTER_FILE))?.map(ClusterId);
-        Ok(IdentityStore { dir: dir.to_owned(), node_uuid, cluster, _lock: lock })
+        let lineage = read_lineage(&dir.join(LINEAGE_FILE))?;
+        Ok(IdentityStore { dir: dir.to_owned(), node_uuid, cluster, lineage, _lock: lock })
     }
 
     /// Names the node across restarts.
@@ -97,6 +104,20 @@ impl IdentityStore {
     /// The cluster this directory belongs to, once one was joined.
     pub(crate) fn cluster(&self) -> Option<ClusterId> {
         self.cluster
+    }
+
+    /// The clusters and histories that it was registered in.
+    pub(crate) fn lineage(&self) -> &Lineage {
+        &self.lineage
+    }
+
+    /// Remembers those of a registration, durably.
+    pub(crate) fn remember(&mut self, lineage: &Lineage) -> Result<(), IdentityError> {
+        if self.lineage != *lineage {
+            write_whole(&self.dir, LINEAGE_FILE, &lineage.to_string())?;
+            self.lineage = lineage.clone();
+        }
+        Ok(())
     }
 
     /// Moves to the cluster that succeeds the one it belongs to, durably.
@@ -144,12 +165,31 @@ fn read_uuid(path: &Path) -> Result<Option<[u8; 16]>, IdentityError> {
     Ok(Some(uuid))
 }
 
-/// Whole or not at all: temporary file, fsync, rename, fsync of the directory.
+/// Nothing where there is no such file. One that cannot be understood counts as none too: what it is for is to follow more
+/// restores than without it.
+fn read_lineage(path: &Path) -> Result<Lineage, IdentityError> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Lineage::default()),
+        Err(error) => return Err(at(path, "read")(error)),
+    };
+    let parsed = std::str::from_utf8(&bytes).ok().and_then(|text| text.parse().ok());
+    Ok(parsed.unwrap_or_else(|| {
+        tracing::warn!(path = %path.display(), "damaged: the clusters that this node was in before are not known any more");
+        Lineage::default()
+    }))
+}
+
 fn write_uuid(dir: &Path, name: &str, uuid: [u8; 16]) -> Result<(), IdentityError> {
+    write_whole(dir, name, &format!("{}\n", ClusterId(uuid)))
+}
+
+/// Whole or not at all: temporary file, fsync, rename, fsync of the directory.
+fn write_whole(dir: &Path, name: &str, text: &str) -> Result<(), IdentityError> {
     let (path, temporary) = (dir.join(name), dir.join(format!("{name}.new")));
     let write = || -> io::Result<()> {
         let mut file = File::create(&temporary)?;
-        writeln!(file, "{}", ClusterId(uuid))?;
+        file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, &path)?;
         File::open(dir)?.sync_all()
@@ -159,6 +199,8 @@ fn write_uuid(dir: &Path, name: &str, uuid: [u8; 16]) -> Result<(), IdentityErro
 
 #[cfg(test)]
 mod tests {
+    use tidepool_proto::History;
+
     use super::*;
 
     #[test]
@@ -201,6 +243,28 @@ mod tests {
         let mut store = IdentityStore::open(dir.path()).unwrap();
         assert_eq!(store.cluster(), Some(b));
         assert!(store.join(a).is_err());
+    }
+
+    #[test]
+    fn the_clusters_of_before_are_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = ((ClusterId([1; 16]), History(u64::MAX)), (ClusterId([2; 16]), History(7)));
+        let lineage = Lineage::default().and_now(a.0, a.1).and_now(b.0, b.1);
+        let mut store = IdentityStore::open(dir.path()).unwrap();
+        assert_eq!(*store.lineage(), Lineage::default());
+        store.remember(&lineage).unwrap();
+        drop(store);
+        assert_eq!(*IdentityStore::open(dir.path()).unwrap().lineage(), lineage);
+        let mut many = Lineage::default();
+        (1..200).for_each(|number| many = many.and_now(b.0, History(number)));
+        IdentityStore::open(dir.path()).unwrap().remember(&many).unwrap();
+        assert_eq!(*IdentityStore::open(dir.path()).unwrap().lineage(), many);
+        for text in
+            ["x", "01010101-0101-0101-0101-010101010101", "01010101-0101-0101-0101-010101010101 xyz", "\u{e9} 1"]
+        {
+            fs::write(dir.path().join(LINEAGE_FILE), text).unwrap();
+            assert_eq!(*IdentityStore::open(dir.path()).unwrap().lineage(), Lineage::default(), "{text}");
+        }
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Membership {
         self.doing("looking for the leader to register with");
         self.metrics.leader_searches.inc();
         let request = registration::request(&self.store, &self.advertise, &self.options.host_id, legacy.as_ref());
-        let before = legacy.as_ref().map(Legacy::lineage).unwrap_or_default();
+        let before = self.store.lineage().clone();
         let registered = match self.unless_wished(registration::register(&self.masters, &request, &before)).await {
             None => return LifeEnd::Stop(StopReason::Shutdown),
             Some(Err(NotRegistered::Refused(error))) => return LifeEnd::Stop(final_reason(error)),
@@ -188,7 +188,8 @@ impl Membership {
             Some(_) => self.store.follow(registered.cluster),
             None => self.store.join(registered.cluster),
         };
-        if let Err(error) = joined {
+        let remembered = joined.and_then(|()| self.store.remember(&registered.lineage));
+        if let Err(error) = remembered {
             return LifeEnd::Stop(StopReason::Fatal(Error::new(ErrorCode::WrongCluster, error.to_string())));
         }
         let inherited = legacy.as_ref().is_some_and(|legacy| legacy.is_continued_by(&registered));

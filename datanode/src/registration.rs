@@ -77,7 +77,7 @@ pub(crate) async fn register(
             if error.code() != ErrorCode::WrongCluster {
                 return Err(Error::new(ErrorCode::Unavailable, format!("of another cluster: {}", error.message())));
             }
-            if let Some(found) = Successor::of_cluster(own, theirs) {
+            if let Some(found) = Successor::of_cluster(own, theirs).or_else(|| Successor::of(before, theirs)) {
                 *successor.lock() = Some(Succeeded { successor: found, error: error.clone() });
             }
             Err(error)

@@ -6,6 +6,8 @@
 //! as the same process. A directory that knows this process answers the incarnation it had, and what is stored here is offered
 //! again; one that was saved before this life began answers another, and the content goes.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use tidepool_proto::{ClusterId, Error, History, Incarnation, NodeId, v1};
@@ -20,11 +22,11 @@ pub(crate) struct Successor {
     pub(crate) history: History,
 }
 
-/// Clusters remembered that a process was registered in one after the other.
+/// Clusters remembered that a node was registered in one after the other.
 const LINEAGE_MAX: usize = 64;
 
-/// The clusters and histories of a process, the present one first. A snapshot that was saved in an earlier one may be restored again
-/// when the later ones are lost.
+/// The clusters and histories of a node, the present one first. A snapshot that was saved in an earlier one may be restored again
+/// when the later ones are lost. As text, one line each: cluster and history.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Lineage(Vec<(ClusterId, History)>);
 
@@ -39,8 +41,33 @@ impl Lineage {
     }
 }
 
+impl fmt::Display for Lineage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(cluster, history)| writeln!(f, "{cluster} {:016x}", history.0))
+    }
+}
+
+/// A text that is no lineage.
+#[derive(Debug)]
+pub(crate) struct NoLineage;
+
+impl FromStr for Lineage {
+    type Err = NoLineage;
+
+    fn from_str(text: &str) -> Result<Lineage, NoLineage> {
+        let line = |line: &str| {
+            let (cluster, history) = line.split_once(' ')?;
+            let digits: String = cluster.chars().filter(|&digit| digit != '-').collect();
+            let cluster = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+            let history = u64::from_str_radix(history, 16).ok()?;
+            Some((ClusterId(cluster.to_be_bytes()), History(history)))
+        };
+        text.lines().take(LINEAGE_MAX).map(line).collect::<Option<_>>().map(Lineage).ok_or(NoLineage)
+    }
+}
+
 impl Successor {
-    /// Of a process that was registered: the cluster of a master that names one of its clusters and histories as an ancestor.
+    /// Of a node that was registered: the cluster of a master that names one of its clusters and histories as an ancestor.
     pub(crate) fn of(lineage: &Lineage, identity: &v1::Identity) -> Option<Successor> {
         let (present, _) = *lineage.0.first()?;
         Successor::if_named(present, identity, |ancestor| {
@@ -79,11 +106,6 @@ impl Legacy {
             life.writes().quiet().await;
         }
         Legacy { successor, life }
-    }
-
-    /// The clusters of the life before.
-    pub(crate) fn lineage(&self) -> Lineage {
-        self.life.as_ref().map(|life| life.registration().lineage.clone()).unwrap_or_default()
     }
 
     /// The successor that is followed instead of the first one.

@@ -4,6 +4,7 @@
 // Files belong here; the directory has none of them.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod histories;
 mod others;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,10 +16,11 @@ use bytes::Bytes;
 use tidepool_proto::{Address, ClusterId, Error, ErrorCode, LogTime, NodeId};
 use tidepool_raft::{ClusterIdentity, Frozen, LogPosition, OpenError, Restored, is_vacant, knows_cluster};
 
-use crate::directory::limits::{ANCESTORS_MAX, HISTORIES_FEATURE_LEVEL};
+use crate::directory::limits::HISTORIES_FEATURE_LEVEL;
 use crate::directory::{Directory, EntryBuilder, FrozenDirectory, Op};
 use crate::snapshots::{Catalogue, Location, PublishedImage, Rejected, StoreError};
 
+pub use histories::go_on;
 pub use others::check_others;
 
 /// Names shown of what lies at a location.
@@ -89,7 +91,7 @@ impl fmt::Display for Report {
 }
 
 /// The first payload of a log that goes on from another cluster's directory.
-pub fn begin_history(before: ClusterIdentity) -> Result<Bytes, Error> {
+fn begin_history(before: ClusterIdentity) -> Result<Bytes, Error> {
     let mut entry = EntryBuilder::new(HISTORIES_FEATURE_LEVEL);
     entry.push(&Op::BeginHistory { before: (before.cluster, before.history) })?;
     // No time of its own: log time goes on where it stood (T1).
@@ -213,10 +215,7 @@ fn make(
 ) -> Result<Report, RestoreFailed> {
     let descriptor = &image.descriptor;
     let before = ClusterIdentity { cluster: descriptor.cluster, history: descriptor.history };
-    if directory.ancestors().iter().len() >= ANCESTORS_MAX {
-        let what = format!("the directory went through {ANCESTORS_MAX} histories, the limit; begin a new cluster");
-        return Err(refuse(what).into());
-    }
+    histories::check(directory.ancestors().iter().len())?;
     let counts = directory.counts();
     let copies = directory.copies(None, usize::MAX).len() as u64;
     let restored = Restored {

@@ -2,6 +2,7 @@
 //! under a new cluster id and a new history, so that nothing of the cluster before can speak to it, nor be taken for it.
 //! Everything in its log counts as committed. What the lost ones had acknowledged beyond that is gone.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use crate::open::{OpenError, cannot_start_over};
 use crate::options::{Agreement, Member};
 use crate::restore::fresh_identity;
 use crate::skips::{OpPlace, PayloadHash, Skips, StoppedAt};
-use crate::snapshot::SnapshotStore;
+use crate::snapshot::{SnapshotFile, SnapshotStore};
 use crate::types::{self, Entry, EntryPayload, LogId, Membership, Payload, Vote, log_id, retired_of, term_of};
 use crate::unfinished::Unfinished;
 
@@ -29,6 +30,7 @@ pub struct LastOne {
     term: u64,
     log_last: Option<LogId>,
     deleted: u64,
+    snapshot: Option<SnapshotFile>,
     /// Facts for whoever has to decide.
     pub facts: Facts,
 }
@@ -101,7 +103,8 @@ impl LastOne {
             None => None,
         };
         let Stopped { disk, path, report, identity, snapshots } = Stopped::open(data_dir)?;
-        let snapshot = snapshots.current().map(|file| file.meta().clone());
+        let newest = snapshots.current();
+        let snapshot = newest.as_ref().map(|file| file.meta().clone());
         let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
         if report.purged > covered {
             return Err(OpenError::corrupt(format!(
@@ -143,7 +146,26 @@ impl LastOne {
         };
         let term = report.vote.map_or(0, |vote| vote.leader_id.term).max(term_of(&last)) + 1;
         let (log_last, deleted) = (report.last, report.deleted);
-        Ok(LastOne { data_dir: data_dir.to_owned(), disk, identity, membership, last, term, log_last, deleted, facts })
+        let data_dir = data_dir.to_owned();
+        let snapshot = newest;
+        Ok(LastOne { data_dir, disk, identity, membership, last, term, log_last, deleted, snapshot, facts })
+    }
+
+    /// The newest snapshot: what the state machine wrote.
+    pub fn snapshot(&self) -> Option<&SnapshotFile> {
+        self.snapshot.as_ref()
+    }
+
+    /// Every payload of the log that the newest snapshot does not cover, in order.
+    pub fn payloads_since(&self, see: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        let first = match self.snapshot.as_ref().and_then(|file| file.meta().last_log_id) {
+            Some(covered) => covered.index + 1,
+            None => self.deleted,
+        };
+        self.disk.scan(first.max(self.deleted), &mut |index, frame| match codec::decode::<Entry>(frame)?.payload {
+            EntryPayload::Normal(payload) => see(index, &payload.0),
+            _ => Ok(()),
+        })
     }
 
     /// Makes it a quorum of one, whose log goes on with `payload`; answers its new identity. Cut short, it is carried out again by

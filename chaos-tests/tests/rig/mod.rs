@@ -1,6 +1,10 @@
 //! What every process test needs: the binary, a pool under a temporary directory, a client, and waiting for a condition.
 #![allow(dead_code)] // each test file uses a part
 
+pub mod memory;
+pub mod s3;
+pub mod saved;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

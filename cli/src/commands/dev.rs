@@ -8,6 +8,7 @@ use tidepool_master::{MasterOptions, Stopped};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::Member;
 
+use crate::anew;
 use crate::args::DevArgs;
 use crate::commands::{self, master::free_port};
 use crate::config::setting::{DATANODE_PORT, MASTER_PORT};
@@ -88,14 +89,20 @@ pub async fn run(args: &DevArgs, log: LogControl, temporary: &mut Option<TempDir
             Exit::Success
         }
         stopped = master.stopped() => {
+            let exit = commands::master::how_it_ended(&stopped);
             if let Stopped::Diverged(_) = stopped {
-                let again = match args.data_dir {
-                    Some(_) => "start it again with the same --data-dir: it begins with what its log says",
-                    None => "its data goes with it; start it again",
-                };
-                tracing::error!("a pool in one process does not start over by itself; {again}");
+                if args.data_dir.is_some() {
+                    let stop = async {
+                        drop(datanode.shutdown().await);
+                        master.shutdown().await;
+                    };
+                    stop_in_order(&mut signals, stop).await;
+                    tokio::join!(http.stop(), datanode_http.stop());
+                    return Err(anew::start());
+                }
+                tracing::error!("without --data-dir there is nothing to begin again with; start it again");
             }
-            commands::master::how_it_ended(&stopped)
+            exit
         }
         reason = datanode.stopped() => commands::datanode::how_it_ended(&reason),
     };

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use serde_json::json;
-use tidepool_master::restore::begin_history;
+use tidepool_master::restore::go_on;
 use tidepool_raft::{ClusterIdentity, Facts, LastOne, OpPlace, PayloadHash, StoppedAt};
 
 use super::Context;
@@ -22,7 +22,7 @@ pub fn run(context: &Context, accept_data_loss: bool, data_dir: Option<&Path>) -
         output::print(describe(&facts).as_bytes())?;
         return Err(Failed::usage("nothing was changed; to go on with this node alone, add --accept-data-loss"));
     }
-    let payload = begin_history(facts.cluster)?;
+    let payload = go_on(&found)?;
     let now = found.go_on_alone(payload).map_err(|error| error.0)?;
     match context.format {
         Format::Json => output::print_json(&as_json(&facts, &now))?,

@@ -1,9 +1,12 @@
 //! Snapshots in a directory. A snapshot is written into a directory beside its place, everything is synced, and it is
-//! renamed into place.
+//! renamed into place, or exchanged with what is there.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use super::store::{NAMES_MAX, NewFile, Store, StoreError};
 
@@ -47,6 +50,22 @@ impl LocalStore {
         sync_directory(aside)
     }
 
+    /// By renaming, where there is nothing yet and where two directories cannot be exchanged: what was there goes aside first,
+    /// and comes back if the new one does not come.
+    fn put_in_place(&self, aside: &Path, place: &Path, before: Option<&Path>) -> Result<(), StoreError> {
+        if let Some(before) = before {
+            self.remove_unfinished_one(before)?;
+            fs::rename(place, before).map_err(|e| failed(place, e))?;
+        }
+        if let Err(error) = fs::rename(aside, place) {
+            if let Some(before) = before {
+                fs::rename(before, place).map_err(|e| failed(before, e))?;
+            }
+            return Err(failed(place, error));
+        }
+        Ok(())
+    }
+
     /// Creates the directories above `path` and makes their names durable.
     fn create_parents(&self, path: &Path) -> Result<(), StoreError> {
         let Some(parent) = path.parent() else { return Ok(()) };
@@ -67,6 +86,15 @@ fn failed(path: &Path, source: io::Error) -> StoreError {
 
 fn sync_directory(path: &Path) -> Result<(), StoreError> {
     File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| failed(path, e))
+}
+
+/// Exchanges two directories in one step, so that there is a whole one at every moment; false where the file system cannot.
+fn exchange(one: &Path, other: &Path) -> Result<bool, StoreError> {
+    match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => Ok(false),
+        Err(error) => Err(failed(other, error.into())),
+    }
 }
 
 /// As `io::copy`, with a large buffer and no shortcut past the reader, which may slow it down or stop it.
@@ -136,18 +164,13 @@ impl Store for LocalStore {
         let aside = parent.join(format!("{WRITING}{name}"));
         self.create_parents(&place)?;
         let written = self.write_aside(&aside, files).and_then(|()| {
-            let before = parent.join(format!("{WRITING}{name}{BEFORE}"));
             let had_one = place.exists();
-            if had_one {
-                // In one step, and back in one step: it is whole here or there until the new one is in its place.
-                self.remove_unfinished_one(&before)?;
-                fs::rename(&place, &before).map_err(|e| failed(&place, e))?;
-            }
-            if let Err(error) = fs::rename(&aside, &place) {
-                if had_one {
-                    fs::rename(&before, &place).map_err(|e| failed(&before, e))?;
-                }
-                return Err(failed(&place, error));
+            let before = match had_one {
+                true if exchange(&aside, &place)? => aside.clone(),
+                _ => parent.join(format!("{WRITING}{name}{BEFORE}")),
+            };
+            if before != aside {
+                self.put_in_place(&aside, &place, had_one.then_some(&*before))?;
             }
             sync_directory(parent)?;
             if had_one { self.remove_unfinished_one(&before) } else { Ok(()) }

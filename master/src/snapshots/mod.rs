@@ -22,6 +22,8 @@ mod publish;
 mod retention;
 mod s3;
 #[cfg(test)]
+mod s3_server_tests;
+#[cfg(test)]
 mod s3_tests;
 mod store;
 #[cfg(test)]

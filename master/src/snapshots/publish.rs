@@ -15,7 +15,7 @@ use super::layout::{self, DESCRIPTOR, LATEST, MANIFEST, Place};
 use super::pace::Pace;
 use super::store::{NewFile, StoreError};
 use crate::directory::RestoreError;
-use crate::directory::image::parts::{self, PARTS, Section, Survey};
+use crate::directory::image::parts::{self, PARTS, PartReader, Section, Survey};
 
 /// An image on local disk.
 pub trait ImageFile: Send + Sync {
@@ -137,10 +137,24 @@ pub fn publish(
     Ok(Published { place, location: there.location(), bytes: there.bytes(), check_seconds, upload_seconds })
 }
 
+/// A part of the local image, compared with its manifest once more while it is written: disks lose bits between two readings.
+struct Checked(PartReader<Box<dyn Read + Send>>);
+
+impl Read for Checked {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read(out).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => {
+                io::Error::new(error.kind(), format!("the local image is not what it was when it was checked: {error}"))
+            }
+            _ => error,
+        })
+    }
+}
+
 /// The files of a snapshot, in order.
 fn files<'a>(
     image: &'a Arc<dyn ImageFile>,
-    survey: &Survey,
+    survey: &'a Survey,
     whose: &Whose,
     place: Place,
     pace: &'a Pace,
@@ -162,7 +176,10 @@ fn files<'a>(
     let mut files: Vec<NewFile<'a>> = Vec::new();
     for (number, name) in PARTS.into_iter().enumerate() {
         let section = survey.parts[number];
-        let open = move || Ok(pace.limited(image.section(section)?));
+        let open = move || {
+            let input = pace.limited(image.section(section)?);
+            Ok(Box::new(Checked(PartReader::new(input, &survey.manifest, number))) as Box<dyn Read + Send>)
+        };
         files.push(NewFile { name, bytes: section.bytes, open: Box::new(open) });
     }
     for (name, text) in [(MANIFEST, manifest), (DESCRIPTOR, descriptor.encode())] {

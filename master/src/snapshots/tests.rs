@@ -313,6 +313,78 @@ fn a_damaged_local_image_is_not_published() {
     assert_eq!(place.newest(), (Some(older.place), vec![]));
 }
 
+/// Loses a bit after it was read once.
+struct Decays {
+    bytes: Vec<u8>,
+    flips: usize,
+    was_read: AtomicBool,
+}
+
+impl ImageFile for Decays {
+    fn section(&self, section: Section) -> io::Result<Box<dyn Read + Send>> {
+        let mut bytes = self.bytes.clone();
+        if self.was_read.swap(true, Ordering::Relaxed) {
+            bytes[self.flips] ^= 4;
+        }
+        Ok(Box::new(io::Cursor::new(bytes[section.from as usize..][..section.bytes as usize].to_vec())))
+    }
+    fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+}
+
+/// Tried without the comparison while it is written: fails, what lies there has the right lengths and wrong bytes.
+#[test]
+fn an_image_that_decays_after_it_was_checked_is_not_published() {
+    let mut place = Fixture::new();
+    let older = place.publish();
+    place.images.next();
+    let bytes = place.images.bytes();
+    let survey = crate::directory::image::parts::survey(&mut &bytes[..]).unwrap();
+    for part in survey.parts {
+        for at in [0, part.bytes / 2, part.bytes - 1] {
+            let flips = (part.from + at) as usize;
+            let image: Arc<dyn ImageFile> =
+                Arc::new(Decays { bytes: bytes.clone(), flips, was_read: AtomicBool::new(false) });
+            let error = publish(&place.catalogue, &image, &whose(), &unlimited()).unwrap_err();
+            assert_eq!(error.reason(), "damaged", "{error}");
+            assert!(error.to_string().contains("when it was checked"), "{error}");
+            assert_eq!(place.newest(), (Some(older.place), vec![]));
+        }
+    }
+    let image: Arc<dyn ImageFile> = Arc::new(Bytes(bytes));
+    publish(&place.catalogue, &image, &whose(), &unlimited()).unwrap();
+    assert_ne!(place.newest().0, Some(older.place));
+}
+
+/// Somebody who reads it meanwhile finds it there at every moment. Tried with two renames: fails.
+#[test]
+fn a_snapshot_is_replaced_in_one_step() {
+    let mut place = Fixture::new();
+    let published = place.publish();
+    let path = place.path(&published);
+    let image: Arc<dyn ImageFile> = Arc::new(Bytes(place.images.bytes()));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (own, watched) = (is_over.clone(), path.clone());
+    let watcher = std::thread::spawn(move || {
+        let (mut looks, mut missing) = (0_u64, 0);
+        while !own.load(Ordering::Relaxed) {
+            looks += 1;
+            missing += u64::from(!watched.is_dir());
+        }
+        (looks, missing)
+    });
+    for _ in 0..100 {
+        fs::write(path.join(FILES[0]), b"other bytes").unwrap();
+        publish(&place.catalogue, &image, &whose(), &unlimited()).unwrap();
+    }
+    is_over.store(true, Ordering::Relaxed);
+    let (looks, missing) = watcher.join().unwrap();
+    assert_eq!(missing, 0, "of {looks}");
+    assert!(looks > 100, "nobody looked");
+    assert_eq!(names(path.parent().unwrap()), [published.place.name(), "latest.txt".to_owned()]);
+}
+
 /// Does not answer for a while when it is asked what is there, as a busy object store does.
 #[derive(Debug)]
 struct Unsteady {

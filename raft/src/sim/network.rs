@@ -42,6 +42,8 @@ struct State<M: StateMachine> {
     addresses: BTreeMap<String, NodeId>,
     cut: BTreeSet<(NodeId, NodeId)>,
     delay_us: (u64, u64),
+    /// Of wires that are slower than the others, or faster.
+    delays_us: BTreeMap<(NodeId, NodeId), (u64, u64)>,
     random: SplitMix,
     /// Chunks of snapshots that arrived.
     chunks: BTreeMap<(NodeId, NodeId), u64>,
@@ -55,6 +57,7 @@ impl<M: StateMachine> World<M> {
             addresses: BTreeMap::new(),
             cut: BTreeSet::new(),
             delay_us: (100, 500),
+            delays_us: BTreeMap::new(),
             random: SplitMix::new(seed ^ 0x5eed),
             chunks: BTreeMap::new(),
         };
@@ -94,6 +97,13 @@ impl<M: StateMachine> World<M> {
         self.state.lock().delay_us = (low, high);
     }
 
+    /// The same of the wires between two members, both ways.
+    pub fn set_delay_between_us(&self, a: NodeId, b: NodeId, delay_us: (u64, u64)) {
+        let delays = &mut self.state.lock().delays_us;
+        delays.insert((a, b), delay_us);
+        delays.insert((b, a), delay_us);
+    }
+
     /// Chunks of snapshots that arrived so far, from one at the other.
     pub fn chunks(&self, from: NodeId, to: NodeId) -> u64 {
         self.state.lock().chunks.get(&(from, to)).copied().unwrap_or(0)
@@ -115,7 +125,8 @@ impl<M: StateMachine> World<M> {
     async fn travel(&self, from: NodeId, to: NodeId) {
         let delay = {
             let state = &mut *self.state.lock();
-            state.random.range(state.delay_us.0, state.delay_us.1)
+            let (low, high) = state.delays_us.get(&(from, to)).copied().unwrap_or(state.delay_us);
+            state.random.range(low, high)
         };
         SimRuntime::sleep(Duration::from_micros(delay)).await;
         while self.is_cut(from, to) {

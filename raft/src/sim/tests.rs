@@ -5,6 +5,7 @@ mod catch_up;
 mod divergence;
 mod faults;
 mod fence;
+mod laggards;
 mod ledger;
 mod levels;
 mod membership;
