@@ -78,6 +78,8 @@ class Value:
     def __buffer__(self, flags: int, /) -> memoryview: ...
     #: Address of the first byte; valid as long as this object.
     address: int
+    def ptr(self) -> int: ...
+    def size(self) -> int: ...
 
 class Memory:
     """Page-aligned, zeroed, writable host memory: exports a writable buffer, and its addresses count as registered."""
@@ -404,10 +406,9 @@ class LocalNode:
         *,
         listen: str = "127.0.0.1:0",  # "host:port"; port 0 takes a free one
         advertise: Union[str, None] = None,  # what others dial; the listen address when None. A loopback address is refused when a master is remote
-        name: Union[str, None] = None,  # of its segment; None: "host:port" of the node
+        name: Union[str, None] = None,  # of its segment: 1 to 64 letters, digits and -_.:[]; None: dram-0
         host_id: str = "",
         deadline: float = 10.0,  # until it is mounted
-        cancel_safe: bool = True,
     ) -> None:
         """Returns when its segment is mounted. TidepoolError when it is not in time."""
 
@@ -434,8 +435,8 @@ def copy_memory(targets: Sequence[int], sources: Sequence[int], sizes: Sequence[
 def buffer_address(buffer: Buffer, writable: bool = False) -> tuple[int, int]:
     """(address, bytes) of a buffer object or CPU tensor. BufferError: not contiguous, or not writable. TidepoolError NOT_SUPPORTED: it lies on a GPU."""
 
-def binary_path() -> Union[str, None]:
-    """The `tidepool` program of this installation."""
+def set_error_classes(classes: dict[int, type[TidepoolError]]) -> None:
+    """Which class is raised for each code; the package's own import names them."""
 
 # Not there: a put in parts at different times. The data plane writes an object in one go, so a layer-wise put stages its parts in a
 # `Memory` (copy_memory) and puts that at its end.
