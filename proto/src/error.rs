@@ -178,9 +178,9 @@ impl Error {
         self.leader = leader;
         self
     }
-    /// Adds which node it is about, as an address or an id. Not sent over the wire: each side names the nodes it dealt with.
+    /// Adds which node it is about, as an address or an id; empty: none. Not sent over the wire: each side names the nodes it dealt with.
     pub fn with_node(mut self, node: impl Into<String>) -> Error {
-        self.node = Some(node.into());
+        self.node = Some(node.into()).filter(|node| !node.is_empty());
         self
     }
     /// The code.
@@ -234,7 +234,13 @@ impl From<v1::CallError> for Error {
 
 impl From<v1::ItemError> for Error {
     fn from(e: v1::ItemError) -> Self {
-        Error { code: ErrorCode::from_u32(e.code), message: e.message, retry_after_ms: e.retry_after_ms, leader: None, node: None }
+        Error {
+            code: ErrorCode::from_u32(e.code),
+            message: e.message,
+            retry_after_ms: e.retry_after_ms,
+            leader: None,
+            node: None,
+        }
     }
 }
 

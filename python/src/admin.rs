@@ -25,7 +25,8 @@ fn unanswered(why: impl std::fmt::Display) -> Error {
 
 async fn leader(client: &Client) -> Result<AdminServiceClient<Channel>, Error> {
     let address = client.leader().ok_or_else(|| unanswered("no master is known to lead"))?;
-    let endpoint = Endpoint::from_shared(address.to_uri()).map_err(|error| unanswered(format!("{address}: {error}")))?;
+    let endpoint =
+        Endpoint::from_shared(address.to_uri()).map_err(|error| unanswered(format!("{address}: {error}")))?;
     let channel = endpoint.connect_timeout(ATTEMPT_WITHIN).tcp_nodelay(true).connect().await;
     channel.map(AdminServiceClient::new).map_err(|error| unanswered(format!("{address}: {error}")))
 }
@@ -81,7 +82,8 @@ pub(crate) async fn create_task(client: &Client, request: CreateTaskRequest, unt
 
 /// One task.
 pub(crate) async fn query_task(client: &Client, task_id: u64, until: Instant) -> Result<TaskStatus, Error> {
-    let missing = || Error::new(ErrorCode::TaskNotFound, format!("no task {task_id}, or it was forgotten after it ended"));
+    let missing =
+        || Error::new(ErrorCode::TaskNotFound, format!("no task {task_id}, or it was forgotten after it ended"));
     if task_id == 0 {
         return Err(missing());
     }

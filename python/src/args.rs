@@ -39,9 +39,9 @@ pub(crate) fn data_type(given: &Bound<'_, PyAny>) -> PyResult<DataType> {
         }
         Err(_) => Some(given.extract::<i32>()?),
     };
-    number.and_then(|number| DataType::try_from(number).ok()).ok_or_else(|| {
-        PyValueError::new_err(format!("data type {given} is unknown; known: {}", DATA_TYPES.join(", ")))
-    })
+    number
+        .and_then(|number| DataType::try_from(number).ok())
+        .ok_or_else(|| PyValueError::new_err(format!("data type {given} is unknown; known: {}", DATA_TYPES.join(", "))))
 }
 
 /// A deadline in seconds.
@@ -85,7 +85,8 @@ pub(crate) fn items<'py, T>(
     if let Ok(tuple) = given.cast::<PyTuple>() {
         return tuple.iter().map(one).collect();
     }
-    if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() || given.is_instance_of::<PyByteArray>() {
+    if given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>() || given.is_instance_of::<PyByteArray>()
+    {
         return Err(PyTypeError::new_err(format!("{what} is a list, not {}", given.get_type().name()?)));
     }
     let mut one = one;
@@ -170,6 +171,12 @@ impl PutOptions {
                 independent,
             },
         })
+    }
+
+    /// Whether it replaces what is there.
+    #[getter]
+    fn upsert(&self) -> bool {
+        self.options.replace
     }
 
     fn __repr__(&self) -> String {

@@ -5,6 +5,7 @@
 // Raw memory.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -23,6 +24,13 @@ use crate::{dlpack, registry};
 pub(crate) struct Span {
     pub(crate) address: usize,
     pub(crate) len: usize,
+}
+
+impl Span {
+    /// The address after its last byte. Ranges of memory do not wrap: `registry` checked it, or an object exports it.
+    fn end(&self) -> usize {
+        self.address + self.len
+    }
 }
 
 /// What keeps the memory of a call.
@@ -120,8 +128,8 @@ pub(crate) fn to_bytes(span: Span, loan: &Arc<Loan>) -> Bytes {
 
 /// Memory to get into.
 pub(crate) fn to_local(span: Span, loan: &Arc<Loan>) -> LocalMut {
-    // SAFETY: mapped and writable while the loan is held, for this call alone: `disjoint` refused what another item of it names, and
-    // callers keep from memory that a call fills.
+    // SAFETY: mapped and writable while the loan is held, for one item at a time: `waves` keeps those that name
+    // the same memory apart, and callers keep from memory that a call fills.
     unsafe { LocalMut::from_raw(span.address as *mut u8, span.len, Owner::shared(loan.clone())) }
 }
 
@@ -149,24 +157,39 @@ pub(crate) fn spans_at(addresses: &[usize], sizes: &[usize], unchecked: bool) ->
     addresses.iter().zip(sizes).map(span).collect()
 }
 
-/// Refuses each item that would be filled into memory of an item before it.
-pub(crate) fn disjoint(items: &mut [Result<Vec<Span>, Error>]) {
-    let mut taken: Vec<(usize, usize, usize)> = Vec::new();
-    for (position, spans) in items.iter().enumerate() {
-        let spans = spans.iter().flatten().filter(|span| span.len > 0);
-        taken.extend(spans.map(|span| (span.address, span.address + span.len, position)));
+/// In which wave each item is filled, so that no wave fills the same memory twice: engines name one scratch page for several keys. An item
+/// that names memory twice itself is refused.
+pub(crate) fn waves(items: &mut [Result<Vec<Span>, Error>]) -> Vec<usize> {
+    let mut all: Vec<(usize, usize)> =
+        items.iter().flatten().flatten().filter(|span| span.len > 0).map(|span| (span.address, span.end())).collect();
+    all.sort_unstable();
+    if all.windows(2).all(|pair| pair[0].1 <= pair[1].0) {
+        return vec![0; items.len()];
     }
-    taken.sort_unstable();
-    let mut refused = Vec::new();
-    let mut reached = 0;
-    for &(start, end, position) in &taken {
-        if start < reached {
-            refused.push(position);
+    let mut taken: Vec<BTreeMap<usize, usize>> = Vec::new();
+    items.iter_mut().map(|item| place(item, &mut taken)).collect()
+}
+
+/// Finds the first wave in which an item's memory is free, and takes it there.
+fn place(item: &mut Result<Vec<Span>, Error>, taken: &mut Vec<BTreeMap<usize, usize>>) -> usize {
+    let mut own = BTreeMap::new();
+    for span in item.iter().flatten().filter(|span| span.len > 0) {
+        if !is_free(&own, span) {
+            let what = "two parts of it go to the same memory; each needs its own";
+            *item = Err(Error::new(ErrorCode::InvalidParams, what));
+            return 0;
         }
-        reached = reached.max(end);
+        own.insert(span.address, span.end());
     }
-    for position in refused {
-        let what = "its memory overlaps memory of another item of this call; each needs its own";
-        items[position] = Err(Error::new(ErrorCode::InvalidParams, what));
+    let spans = || item.iter().flatten().filter(|span| span.len > 0);
+    let wave = taken.iter().position(|taken| spans().all(|span| is_free(taken, span))).unwrap_or(taken.len());
+    if wave == taken.len() {
+        taken.push(BTreeMap::new());
     }
+    taken[wave].append(&mut own);
+    wave
+}
+
+fn is_free(taken: &BTreeMap<usize, usize>, span: &Span) -> bool {
+    taken.range(..span.end()).next_back().is_none_or(|(_, &end)| end <= span.address)
 }

@@ -30,6 +30,13 @@ fn closed_meanwhile() -> Error {
     Error::new(ErrorCode::Unavailable, "the store was closed while the call was under way; its outcome is unknown")
 }
 
+/// Resolves when the client is closed; a client that is only forgotten lets its calls end.
+async fn until_closed(closed: &mut watch::Receiver<bool>) {
+    if closed.wait_for(|closed| *closed).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 impl Call {
     /// Runs `work` and makes its output a Python object by `finish`.
     pub(crate) fn run<T: Send + 'static>(
@@ -44,7 +51,7 @@ impl Call {
             tokio::select! {
                 biased;
                 output = work => Ok(output),
-                _ = closed.wait_for(|closed| *closed) => Err(closed_meanwhile()),
+                () = until_closed(&mut closed) => Err(closed_meanwhile()),
             }
         };
         let finish = |py: Python<'_>, output: Result<T, Error>| match output {

@@ -2,6 +2,7 @@
 //! outcome; `calls` waits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -317,12 +318,12 @@ impl Client {
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
-        let deadline = args::deadline(deadline)?;
+        let deadline = self.limit(deadline)?;
         let (spans, held) = Client::objects(py, buffers, "buffers", keys.len(), true)?;
         let (client, call, loan) = self.begin_with(py, held)?;
-        let (items, refused) = moves::get_items(&keys, spans, &loan);
+        let items = moves::get_items(&keys, spans, &loan);
         drop(loan);
-        let work = moves::get_into(client, items, refused, deadline);
+        let work = moves::get_into(client, items, deadline);
         call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
     }
 
@@ -339,12 +340,12 @@ impl Client {
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
-        let deadline = args::deadline(deadline)?;
+        let deadline = self.limit(deadline)?;
         let spans = Client::addresses(addresses, sizes, keys.len(), unchecked)?;
         let (client, call, loan) = self.begin_with(py, Held::default())?;
-        let (items, refused) = moves::get_items(&keys, spans, &loan);
+        let items = moves::get_items(&keys, spans, &loan);
         drop(loan);
-        let work = moves::get_into(client, items, refused, deadline);
+        let work = moves::get_into(client, items, deadline);
         call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
     }
 
@@ -382,12 +383,12 @@ impl Client {
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
         args::same_length("offsets", offsets.len(), keys.len())?;
-        let deadline = args::deadline(deadline)?;
+        let deadline = self.limit(deadline)?;
         let (spans, held) = Client::objects(py, buffers, "buffers", keys.len(), true)?;
         let (client, call, loan) = self.begin_with(py, held)?;
-        let (items, refused) = moves::range_items(&keys, offsets, spans, &loan);
+        let items = moves::range_items(&keys, offsets, spans, &loan);
         drop(loan);
-        let work = moves::get_ranges_into(client, items, refused, deadline);
+        let work = moves::get_ranges_into(client, items, deadline);
         call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
     }
 
@@ -406,12 +407,12 @@ impl Client {
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
         args::same_length("offsets", offsets.len(), keys.len())?;
-        let deadline = args::deadline(deadline)?;
+        let deadline = self.limit(deadline)?;
         let spans = Client::addresses(addresses, sizes, keys.len(), unchecked)?;
         let (client, call, loan) = self.begin_with(py, Held::default())?;
-        let (items, refused) = moves::range_items(&keys, offsets, spans, &loan);
+        let items = moves::range_items(&keys, offsets, spans, &loan);
         drop(loan);
-        let work = moves::get_ranges_into(client, items, refused, deadline);
+        let work = moves::get_ranges_into(client, items, deadline);
         call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
     }
 
@@ -485,8 +486,7 @@ impl Client {
         let filter = ListFilter { matching, data_type: data_type.map(args::data_type).transpose()? };
         let deadline = args::deadline(deadline)?;
         let (client, call) = self.begin(py)?;
-        let work =
-            async move { client.list_matching(&filter, limit, &after.unwrap_or_default(), deadline).await };
+        let work = async move { client.list_matching(&filter, limit, &after.unwrap_or_default(), deadline).await };
         call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |page| results::page(py, page)))
     }
 
@@ -666,9 +666,7 @@ impl Client {
         let deadline = args::deadline(deadline)?;
         let (client, call) = self.begin(py)?;
         let work = async move { admin::ping(&client, deadline).await };
-        call.run(py, r#loop, work, |py, outcome| {
-            results::raised(py, outcome, |took| took.as_secs_f64().shown(py))
-        })
+        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |took| took.as_secs_f64().shown(py)))
     }
 
     fn leader(&self, py: Python<'_>) -> PyResult<Option<String>> {
@@ -708,10 +706,14 @@ impl Client {
         call.run(py, asyncio, work, |py, outcome| results::raised(py, outcome, |task_id: u64| task_id.shown(py)))
     }
 
-    /// The end of a call to the operators' service, which has no default of its own.
+    /// How long a call may take: what it says, or this client's default.
+    fn limit(&self, deadline: Option<f64>) -> PyResult<Duration> {
+        args::duration(deadline.unwrap_or(self.deadline), "the deadline")
+    }
+
+    /// The end of such a call.
     fn until(&self, deadline: Option<f64>) -> PyResult<tokio::time::Instant> {
-        let limit = args::duration(deadline.unwrap_or(self.deadline), "the deadline")?;
-        Ok(tokio::time::Instant::now() + limit)
+        Ok(tokio::time::Instant::now() + self.limit(deadline)?)
     }
 }
 

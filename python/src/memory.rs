@@ -102,11 +102,7 @@ fn common_slots(doc: &'static std::ffi::CStr) -> Vec<ffi::PyType_Slot> {
     ]
 }
 
-fn new_type(
-    py: Python<'_>,
-    name: &'static std::ffi::CStr,
-    mut slots: Vec<ffi::PyType_Slot>,
-) -> PyResult<Py<PyType>> {
+fn new_type(py: Python<'_>, name: &'static std::ffi::CStr, mut slots: Vec<ffi::PyType_Slot>) -> PyResult<Py<PyType>> {
     slots.push(ffi::PyType_Slot::default());
     let mut spec = ffi::PyType_Spec {
         name: name.as_ptr(),
@@ -116,7 +112,10 @@ fn new_type(
         slots: slots.as_mut_ptr(),
     };
     // SAFETY: the specification is complete, ends with an empty slot, and names functions of the right shapes.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec)) }?.cast_into::<PyType>().map_err(Into::into).map(Bound::unbind)
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec)) }?
+        .cast_into::<PyType>()
+        .map_err(Into::into)
+        .map(Bound::unbind)
 }
 
 struct Table<T, const N: usize>([T; N]);
@@ -130,7 +129,11 @@ const fn getter(name: &'static std::ffi::CStr, get: ffi::getter, doc: &'static s
 const NO_GETTER: ffi::PyGetSetDef =
     ffi::PyGetSetDef { name: ptr::null(), get: None, set: None, doc: ptr::null(), closure: ptr::null_mut() };
 
-const fn method(name: &'static std::ffi::CStr, call: ffi::PyCFunction, doc: &'static std::ffi::CStr) -> ffi::PyMethodDef {
+const fn method(
+    name: &'static std::ffi::CStr,
+    call: ffi::PyCFunction,
+    doc: &'static std::ffi::CStr,
+) -> ffi::PyMethodDef {
     ffi::PyMethodDef {
         ml_name: name.as_ptr(),
         ml_meth: ffi::PyMethodDefPointer { PyCFunction: call },
@@ -286,7 +289,11 @@ unsafe extern "C" fn memory_new(
     })
 }
 
-fn make_memory(class: &Bound<'_, PyType>, args: &Bound<'_, PyAny>, kwargs: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+fn make_memory(
+    class: &Bound<'_, PyType>,
+    args: &Bound<'_, PyAny>,
+    kwargs: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<PyAny>> {
     let given = match (args.len()?, kwargs.map_or(Ok(0), |kwargs| kwargs.len())?) {
         (1, 0) => args.get_item(0)?,
         (0, 1) => kwargs.expect("has an item").get_item("size").map_err(|_| PyTypeError::new_err("Memory(size)"))?,

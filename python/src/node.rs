@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use tempfile::TempDir;
 use tidepool_client::{Address, ClientOptions, Error, ErrorCode};
 use tidepool_datanode::{Datanode, DatanodeOptions, Prefault};
@@ -15,6 +16,9 @@ use crate::{args, errors, host, results};
 
 /// How often a start looks whether its segment is mounted.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Seconds that a leave may take when nothing else is said.
+const LEAVE_WITHIN: f64 = 10.0;
 
 struct Running {
     datanode: Datanode,
@@ -114,12 +118,11 @@ impl LocalNode {
 
     /// Whether its memory can be put to now.
     fn ready(&self) -> bool {
-        self.process.is_here()
-            && self.running.lock().as_ref().is_some_and(|running| running.datanode.readiness().ready)
+        self.process.is_here() && self.running.lock().as_ref().is_some_and(|running| running.datanode.readiness().ready)
     }
 
     /// Leaves the cluster. May be repeated.
-    #[pyo3(signature = (*, deadline = 10.0))]
+    #[pyo3(signature = (*, deadline = LEAVE_WITHIN))]
     fn close(&self, py: Python<'_>, deadline: f64) -> PyResult<()> {
         let limit = args::duration(deadline, "the deadline")?;
         if !self.process.is_here() {
@@ -136,6 +139,15 @@ impl LocalNode {
         call.run(py, None, leave, |py, ()| Ok(py.None()))?;
         py.detach(|| drop(running));
         Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py, LEAVE_WITHIN)
     }
 
     fn __repr__(&self) -> String {

@@ -69,14 +69,11 @@ impl Process {
             .build()
             .map_err(failed)?;
         let (sender, receiver) = channel();
-        let thread =
-            std::thread::Builder::new().name("tidepool-python".into()).spawn(move || deliver(receiver)).map_err(failed)?;
-        Ok(Process {
-            pid: std::process::id(),
-            runtime,
-            errands: Mutex::new(sender),
-            thread: Mutex::new(Some(thread)),
-        })
+        let thread = std::thread::Builder::new()
+            .name("tidepool-python".into())
+            .spawn(move || deliver(receiver))
+            .map_err(failed)?;
+        Ok(Process { pid: std::process::id(), runtime, errands: Mutex::new(sender), thread: Mutex::new(Some(thread)) })
     }
 
     /// Whether the calling process made it.

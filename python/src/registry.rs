@@ -164,7 +164,9 @@ fn readable_and_writable(address: usize, end: usize) -> Result<(), usize> {
     for line in map.lines() {
         let Some((range, rights)) = line.split_once(' ') else { continue };
         let Some((start, stop)) = range.split_once('-') else { continue };
-        let (Ok(start), Ok(stop)) = (usize::from_str_radix(start, 16), usize::from_str_radix(stop, 16)) else { continue };
+        let (Ok(start), Ok(stop)) = (usize::from_str_radix(start, 16), usize::from_str_radix(stop, 16)) else {
+            continue;
+        };
         if stop <= reached {
             continue;
         }

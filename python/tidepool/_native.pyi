@@ -12,6 +12,8 @@ Common to every call that talks to the cluster:
 - Arguments of a wrong type raise TypeError; lists of unequal length and numbers out of range raise ValueError. Neither sends anything.
 - A call on a closed client, or in a child made by fork(), raises TidepoolError: nothing is sent, nothing hangs.
 
+Items of one call whose memory overlaps are filled one after another.
+
 Addresses are plain ints (numpy `a.ctypes.data`, torch `t.data_ptr()`). A range that an address names must lie within one range
 given to `register` (or within a live `Memory`), unless `unchecked=True`; otherwise the item fails with INVALID_PARAMS
 (-600). Memory that is not mapped in this process any more fails alike, also with `unchecked=True`. Whoever passes addresses keeps
@@ -109,6 +111,8 @@ class PutOptions:
         prefer_own_host: bool = False,
         independent: bool = True,  # False: what is stored when space runs short is a prefix of the batch
     ) -> None: ...
+    @property
+    def upsert(self) -> bool: ...
 
 class PutResult:
     """A put that succeeded. Truthy; `int()` is 0."""
@@ -417,6 +421,8 @@ class LocalNode:
     node_id: int
     size: int
     def ready(self) -> bool: ...
+    def __enter__(self) -> "LocalNode": ...
+    def __exit__(self, *error: Any) -> None: ...
     def close(self, *, deadline: float = 10.0) -> None:
         """Leaves the cluster: its segment is unmounted and the memory freed. May be repeated."""
 
