@@ -131,8 +131,8 @@ def command(told: dict[str, str]) -> tuple[list[str], list[str]]:
         if name in told:
             arguments.append(f"--{ours}={translate(name, told[name])}")
     if "default_kv_lease_ttl" in told:
-        longest = max(10_000, int(number("default_kv_lease_ttl", told["default_kv_lease_ttl"])))
-        arguments.append(f"--lease-ttl-max={longest}ms")
+        # Clients ask for a lease of their own; what Mooncake's flag promises is that none is longer.
+        arguments.append(f"--lease-ttl-max={_ms('default_kv_lease_ttl', told['default_kv_lease_ttl'])}")
     arguments += _replication(told) + _snapshots(told)
     own = {name: told[name] for name in OWN if name in told}
     own.setdefault("data_dir", _data_dir(told))

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from rig import Cluster, until
+from rig import Buffer, Cluster, until
 
 from mooncake.store import MooncakeDistributedStore
 
@@ -55,3 +55,12 @@ def store(make_store):
 def key():
     """A key of this test alone."""
     return f"key-{next(_numbers)}"
+
+
+@pytest.fixture
+def buffer(store):
+    """4 MiB of memory that the store knows."""
+    memory = Buffer(4 * MIB)
+    assert store.register_buffer(memory.addr, memory.size) == 0
+    yield memory
+    store.unregister_buffer(memory.addr)

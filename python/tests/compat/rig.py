@@ -99,7 +99,7 @@ class Cluster:
         self.masters = [
             Process(
                 directory, f"master-{n + 1}", "master", f"--node-id={n + 1}", f"--members={members}", "--http-port=0",
-                f"--lease-ttl={int(LEASE_S * 1000)}ms", "--election=lan", "--snapshot-on-shutdown=false",
+                f"--lease-ttl={int(LEASE_S * 1000)}ms", f"--lease-ttl-max={int(LEASE_S * 1000)}ms", "--election=lan", "--snapshot-on-shutdown=false",
             )
             for n in range(masters)
         ]  # fmt: skip
