@@ -152,7 +152,7 @@ class BufferPool:
         wanted = self._class_of(size)
         with self._changed:
             for _ in range(count):
-                region = self._made(wanted)
+                region = self._made(wanted, make_room=False)
                 if region is None:
                     raise RuntimeError("buffer pool is exhausted")
                 self._free.setdefault(wanted, []).append(region)
@@ -179,15 +179,15 @@ class BufferPool:
 
     def _taken(self, wanted: int) -> Optional[_Region]:
         free = self._free.get(wanted)
-        return free.pop() if free else self._made(wanted)
+        return free.pop() if free else self._made(wanted, make_room=True)
 
-    def _made(self, wanted: int) -> Optional[_Region]:
-        """A new piece; free ones of other sizes make room for it."""
+    def _made(self, wanted: int, make_room: bool) -> Optional[_Region]:
+        """A new piece; free ones of other sizes make room for it when they may. None: there is no room."""
         if self._closed:
             raise RuntimeError("buffer pool is closed")
         while self._bytes + wanted > self._bytes_max or (self._regions_max is not None and self._regions >= self._regions_max):
             other = next((size for size, free in self._free.items() if free), None)
-            if other is None:
+            if other is None or not make_room:
                 return None
             self._free[other].pop()
             self._bytes -= other

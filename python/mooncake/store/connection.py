@@ -1,6 +1,8 @@
 """What a store holds while it is set up: the client, the memory it lends, its name, and what must be given back."""
 
+import hashlib
 import random
+import re
 import socket
 from typing import Optional
 
@@ -14,6 +16,8 @@ from mooncake.store.settings import Settings
 PORT_MIN = 12300
 PORT_MAX = 14300
 PORT_TRIES = 20
+#: Longest name of a segment, less what numbers the further segments of a store.
+NAME_BYTES_MAX = 64 - len("-64")
 
 
 class Connection:
@@ -25,7 +29,7 @@ class Connection:
         self.nodes: dict[str, object] = {}
         self._http: Optional[HttpServer] = None
         host, port, self._held = _own_name(settings.local_hostname)
-        self.hostname = f"{_bracketed(host)}:{port}"
+        self.hostname = segment_name(host, port)
         self._host = host
         try:
             self.client = _native.Client(
@@ -86,6 +90,15 @@ def _own_name(local_hostname: str) -> tuple[str, int, Optional[socket.socket]]:
         f"no free port from {low} to {high} on '{host}' in {tries} tries; is '{host}' an address of this host? "
         "MC_STORE_CLIENT_MIN_PORT and _MAX_PORT choose the range"
     )
+
+
+def segment_name(host: str, port: int) -> str:
+    """"host:port", as a segment may be called: a host name that is too long is cut, and its hash keeps it apart from others."""
+    name = re.sub(r"[^A-Za-z0-9._:\[\]-]", "-", f"{_bracketed(host)}:{port}")
+    if len(name) <= NAME_BYTES_MAX:
+        return name
+    end = f"-{hashlib.sha256(host.encode()).hexdigest()[:8]}:{port}"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", host)[: NAME_BYTES_MAX - len(end)] + end
 
 
 def split_address(text: str) -> tuple[str, int]:

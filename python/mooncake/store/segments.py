@@ -20,7 +20,7 @@ DRAIN_POLL_S = 0.1
 
 
 class Segments(Tasks):
-    """Segments of this process. Their ids are their names, "host:port" and a number, as `preferred_segment` takes them."""
+    """Segments of this process. Their ids are their names, "host:port-1" and so on, as `preferred_segment` takes them."""
 
     def allocate_and_mount_segment(self, size: int, protocol: str = "tcp", location: str = "") -> dict:
         """Lends `size` bytes of new memory: {"ret": 0, "segment_ids": [...], "allocated_size": bytes}."""
@@ -35,9 +35,9 @@ class Segments(Tasks):
                 log.warning("allocate_and_mount_segment: %d segments are lent already, the limit", SEGMENTS_MAX)
                 return refused
             number = 1
-            while f"{connection.hostname}/{number}" in connection.nodes:
+            while f"{connection.hostname}-{number}" in connection.nodes:
                 number += 1
-            name = f"{connection.hostname}/{number}"
+            name = f"{connection.hostname}-{number}"
             try:
                 node = connection.lend(name, size)
             except RAISED as error:
