@@ -60,7 +60,3 @@ def main() -> int:
     for warning in warnings:
         print(f"mooncake_master: {warning}", file=sys.stderr)
     become(program, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -91,7 +91,3 @@ def main() -> int:
         return 1
     finally:
         store.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -298,7 +298,3 @@ async def main() -> int:
 def sync_main() -> int:
     """The console script."""
     return asyncio.run(main())
-
-
-if __name__ == "__main__":
-    raise SystemExit(sync_main())

@@ -10,6 +10,7 @@ LEASE_EXPIRED = -707
 RPC_FAIL = -900
 RPC_TIMEOUT = -901
 TASK_NOT_FOUND = -1400
+BUSY = -1401
 DFS_SERVICE_UNAVAILABLE = -1601
 
 #: Nobody could be asked: what the answer would have been is not known.

@@ -11,6 +11,7 @@ from typing import Optional
 from tidepool import _native
 
 from mooncake.store import codes
+from mooncake.store.deadlines import for_put
 from mooncake.store.objects import RAISED, code_of
 from mooncake.store.ranges import Ranges
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
@@ -164,7 +165,12 @@ class LayerWise(Ranges):
                 if client is None:
                     raise ConfigRefused(codes.INVALID_PARAMS, "the store is closed")
                 stored = client.put_many(
-                    names, memories, options, groups=[group or "" for group in groups] if any(groups) else None, codes=True
+                    names,
+                    memories,
+                    options,
+                    groups=[group or "" for group in groups] if any(groups) else None,
+                    deadline=for_put(self._deadline, sum(map(len, memories))),
+                    codes=True,
                 )
             except RAISED as error:
                 stored = [code_of(error)] * len(entries)

@@ -12,7 +12,7 @@ from mooncake.store import codes, local_clients
 from mooncake.store.connection import Connection
 from mooncake.store.host_memory import MemoryPool
 from mooncake.store.sessions import Sessions
-from mooncake.store.settings import DEFAULT_HTTP_PORT, Settings
+from mooncake.store.settings import DEADLINE_S, DEFAULT_HTTP_PORT, Settings
 
 log = logging.getLogger("mooncake.store")
 
@@ -49,6 +49,7 @@ class Lifecycle:
         self._client: Optional[object] = None
         self._connection: Optional[Connection] = None
         self._buffer_bytes = 0
+        self._deadline = DEADLINE_S
         self._registered: dict[int, int] = {}
         self._sessions = Sessions(0)
         self._pool: Optional[MemoryPool] = None
@@ -107,6 +108,7 @@ class Lifecycle:
                 log.error("setup: %s", error)
                 return codes.INVALID_PARAMS
             self._buffer_bytes = settings.buffer_bytes
+            self._deadline = settings.deadline
             self._sessions = Sessions(settings.buffer_bytes)
             self._client = self._connection.client
             _open_stores.add(self)

@@ -1,6 +1,8 @@
 """Whole objects as bytes: put, upsert, get, exist, remove, and what is known of their copies."""
 
 import logging
+import random
+import time
 from collections.abc import Sequence
 from typing import Optional
 
@@ -8,12 +10,16 @@ from tidepool import _native
 
 from mooncake.store import codes
 from mooncake.store.buffers import BufferHandle
-from mooncake.store.deadlines import for_bytes
+from mooncake.store.deadlines import LOOK_S, bytes_of, for_put
 from mooncake.store.descriptors import ReplicaDescriptor, replicas_of
 from mooncake.store.lifecycle import Lifecycle
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
 
 log = logging.getLogger("mooncake.store")
+
+
+#: Between two tries of what was refused because the masters are busy with this client.
+BUSY_PAUSE_S = (0.005, 0.05)
 
 
 def code_of(error: BaseException) -> int:
@@ -73,7 +79,7 @@ class Objects(Lifecycle):
         try:
             options = put_options(config, upsert)
             groups = group_names(config, len(keys))
-            deadline = for_bytes(self._connection, values)
+            deadline = for_put(self._deadline, bytes_of(values))
             try:
                 return client.put_many(keys, values, options, groups=groups, deadline=deadline, codes=True)
             except BufferError:
@@ -120,19 +126,35 @@ class Objects(Lifecycle):
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """1, 0 or negative a key. Grants read leases."""
-        return self._codes(keys, lambda client: client.exist_many(keys, codes=True))
+        deadline = min(LOOK_S, self._deadline)
+        return self._codes(keys, lambda client: client.exist_many(keys, deadline=deadline, codes=True))
 
     def get_size(self, key: str) -> int:
         """Bytes of an object, or negative."""
-        return self._codes([key], lambda client: client.size_many([key], codes=True))[0]
+        deadline = min(LOOK_S, self._deadline)
+        return self._codes([key], lambda client: client.size_many([key], deadline=deadline, codes=True))[0]
 
     def remove(self, key: str, force: bool = False) -> int:
         """Removes an object. -706 while a reader may be on it, unless `force`; its space is not reused before that reader is done."""
-        return self._codes([key], lambda client: client.remove_many([key], force=force, codes=True))[0]
+        return self.batch_remove([key], force)[0]
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """As `remove`, a key."""
-        return self._codes(keys, lambda client: client.remove_many(keys, force=force, codes=True))
+        results = self._remove(keys, force)
+        if codes.BUSY not in results:
+            return results
+        # The masters keep the outcomes of so many removes a client, and refuse more, untried, until these were acknowledged.
+        deadline = time.monotonic() + self._deadline
+        while codes.BUSY in results and time.monotonic() < deadline:
+            time.sleep(random.uniform(*BUSY_PAUSE_S))
+            again = [n for n, code in enumerate(results) if code == codes.BUSY]
+            for n, code in zip(again, self._remove([keys[n] for n in again], force)):
+                results[n] = code
+        return results
+
+    def _remove(self, keys: Sequence[str], force: bool) -> list[int]:
+        deadline = min(LOOK_S, self._deadline)
+        return self._codes(keys, lambda client: client.remove_many(keys, force=force, deadline=deadline, codes=True))
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Removes objects in whose keys the pattern is found; how many."""

@@ -69,7 +69,7 @@ class Ranges(ZeroCopy):
                 offsets,
                 addresses,
                 sizes,
-                deadline=for_size(self._connection, sum(sizes)),
+                deadline=for_size(self._deadline, sum(sizes)),
                 codes=True,
                 unchecked=True,
             )

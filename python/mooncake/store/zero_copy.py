@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from mooncake.store import codes
-from mooncake.store.deadlines import for_size
+from mooncake.store.deadlines import for_put, for_size
 from mooncake.store.objects import RAISED, Objects, code_of
 from mooncake.store.replicate import ReplicateConfig, group_names, put_options
 
@@ -78,7 +78,7 @@ class ZeroCopy(Objects):
                 sizes,
                 put_options(config, upsert),
                 groups=group_names(config, len(keys)),
-                deadline=for_size(self._connection, total),
+                deadline=for_put(self._deadline, total),
                 codes=True,
                 unchecked=True,
             )
@@ -113,7 +113,7 @@ class ZeroCopy(Objects):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
             return client.get_into_addresses_many(
-                keys, pointers, sizes, deadline=for_size(self._connection, total), codes=True, unchecked=True
+                keys, pointers, sizes, deadline=for_size(self._deadline, total), codes=True, unchecked=True
             )
         except RAISED as error:
             return [code_of(error)] * len(keys)
