@@ -47,6 +47,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._client: Optional[object] = None
+        self._setup_failed = False
         self._connection: Optional[Connection] = None
         self._buffer_bytes = 0
         self._deadline = DEADLINE_S
@@ -98,6 +99,7 @@ class Lifecycle:
     def _set_up(self, settings_of) -> int:
         with self._lifecycle:
             self.close()
+            self._setup_failed = True
             try:
                 settings = settings_of()
                 self._connection = Connection(settings)
@@ -111,6 +113,7 @@ class Lifecycle:
             self._deadline = settings.deadline
             self._sessions = Sessions(settings.buffer_bytes)
             self._client = self._connection.client
+            self._setup_failed = False
             _open_stores.add(self)
             return codes.OK
 

@@ -120,9 +120,10 @@ class Objects(Lifecycle):
         return [value if isinstance(value, BufferHandle) else None for value in found]
 
     def is_exist(self, key: str) -> int:
-        """1 or 0. When nobody can be asked it is 0 too: engines take the answer for a truth value, and a number below 0 for a hit."""
+        """1 or 0. When nobody can be asked, or `setup` failed, it is 0 too: engines that do not look at what `setup` says take this
+        answer for a truth value, and a number below 0 for a hit."""
         code = self.batch_is_exist([key])[0]
-        return 0 if code in codes.NOT_ANSWERED else code
+        return 0 if code in codes.NOT_ANSWERED or self._setup_failed else code
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """1, 0 or negative a key. Grants read leases."""

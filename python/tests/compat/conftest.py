@@ -3,17 +3,11 @@
 import itertools
 
 import pytest
-from rig import Buffer, Cluster, until
+from compat.rig import MIB, Buffer, Cluster, set_up, until
 
 from mooncake.store import MooncakeDistributedStore
 
-MIB = 1 << 20
 _numbers = itertools.count()
-
-
-def set_up(store, cluster, segment: int = 64 * MIB, buffer: int = 16 * MIB, hostname: str = "localhost", **more) -> int:
-    """`setup` with what is the same for all tests."""
-    return store.setup(hostname, "P2PHANDSHAKE", segment, buffer, "tcp", "", cluster.addresses, **more)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import time
 READY_S = 30.0
 #: Read lease of the clusters here, so that tests can wait for its end.
 LEASE_S = 0.5
+MIB = 1 << 20
 
 
 def binary() -> str:
@@ -144,3 +145,8 @@ def pattern(size: int, seed: int = 0) -> bytes:
     """Bytes that are different at every place and for every seed."""
     block = b"".join(((seed * 1_000_003 + n) & 0xFFFFFFFF).to_bytes(4, "little") for n in range(min(size // 4 + 1, 16384)))
     return (block * (size // len(block) + 1))[:size]
+
+
+def set_up(store, cluster, segment: int = 64 * MIB, buffer: int = 16 * MIB, hostname: str = "localhost", **more) -> int:
+    """`setup` with what is the same for all tests."""
+    return store.setup(hostname, "P2PHANDSHAKE", segment, buffer, "tcp", "", cluster.addresses, **more)

@@ -3,7 +3,7 @@
 import inspect
 import pathlib
 
-import api
+from compat import api
 import pytest
 
 import mooncake

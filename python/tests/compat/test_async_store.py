@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from rig import Buffer, pattern
+from compat.rig import Buffer, pattern
 
 from mooncake.async_store import MooncakeDistributedStoreAsync
 

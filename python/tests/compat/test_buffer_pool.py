@@ -4,12 +4,11 @@ import gc
 import threading
 
 import pytest
-from rig import pattern, until
+from compat.rig import MIB, pattern, until
 
 from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
 from mooncake.store import MooncakeDistributedStore
 
-MIB = 1 << 20
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ import sys
 import urllib.request
 
 import pytest
-from rig import binary, free_port, pattern, until
+from compat.rig import MIB, binary, free_port, pattern, until
 
 from mooncake.cli import flags, master_flags, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-MIB = 1 << 20
 
 
 def translated(*arguments):

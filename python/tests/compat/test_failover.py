@@ -4,8 +4,7 @@ import threading
 import time
 
 import pytest
-from conftest import set_up
-from rig import Buffer, Cluster, pattern, until
+from compat.rig import Buffer, Cluster, pattern, set_up, until
 
 from mooncake.store import MooncakeDistributedStore
 

@@ -3,8 +3,7 @@
 import array
 
 import pytest
-from conftest import set_up
-from rig import LEASE_S, pattern, until
+from compat.rig import LEASE_S, pattern, set_up, until
 
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 

@@ -1,7 +1,7 @@
 """Parts of objects: ranged reads, and sessions that read or write layer by layer."""
 
 import pytest
-from rig import Buffer, pattern
+from compat.rig import Buffer, pattern
 
 from mooncake.store import ReplicateConfig
 

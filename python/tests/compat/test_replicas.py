@@ -3,8 +3,7 @@
 import threading
 
 import pytest
-from conftest import MIB
-from rig import LEASE_S, Buffer, Cluster, pattern, until
+from compat.rig import LEASE_S, MIB, Buffer, Cluster, pattern, until
 
 from mooncake.store import ReplicateConfig, TaskStatus, TaskType
 

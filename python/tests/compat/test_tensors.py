@@ -3,7 +3,7 @@
 import ctypes
 
 import pytest
-from rig import Buffer
+from compat.rig import Buffer
 
 torch = pytest.importorskip("torch")
 

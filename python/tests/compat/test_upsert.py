@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from rig import Buffer, pattern
+from compat.rig import Buffer, pattern
 
 from mooncake.store import ReplicateConfig
 

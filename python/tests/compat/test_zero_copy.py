@@ -3,11 +3,10 @@
 import ctypes
 
 import pytest
-from rig import Buffer, pattern
+from compat.rig import MIB, Buffer, pattern
 
 from mooncake.store import MooncakeHostMemAllocator, bind_to_numa_node
 
-MIB = 1 << 20
 
 
 def test_registering(store):
