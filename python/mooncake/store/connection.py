@@ -1,6 +1,7 @@
 """What a store holds while it is set up: the client, the memory it lends, its name, and what must be given back."""
 
 import hashlib
+import os
 import random
 import re
 import socket
@@ -20,12 +21,17 @@ PORT_TRIES = 20
 NAME_BYTES_MAX = 64 - len("-64")
 
 
+#: What children made by fork() have of their parents, kept so that nothing of it is ended here.
+_of_parents: list["Connection"] = []
+
+
 class Connection:
     """Opened by `setup`, closed by `close`; used by any number of threads in between."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises TidepoolError when no leader answered or the memory could not be lent, ValueError for a name that is none."""
         self.settings = settings
+        self._process = os.getpid()
         self.nodes: dict[str, object] = {}
         self._http: Optional[HttpServer] = None
         host, port, self._held = _own_name(settings.local_hostname)
@@ -59,7 +65,11 @@ class Connection:
         return node
 
     def close(self) -> None:
-        """Leaves the cluster: replicas in the memory of this process go. May be repeated."""
+        """Leaves the cluster: replicas in the memory of this process go. May be repeated. In a child made by fork() nothing
+        happens: what is held is the parent's, and the threads that serve it are not here."""
+        if os.getpid() != self._process:
+            _of_parents.append(self)
+            return
         if self._http is not None:
             self._http.close()
             self._http = None

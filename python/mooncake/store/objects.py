@@ -136,7 +136,7 @@ class Objects(Lifecycle):
         return self._codes([key], lambda client: client.size_many([key], deadline=deadline, codes=True))[0]
 
     def remove(self, key: str, force: bool = False) -> int:
-        """Removes an object. -706 while a reader may be on it, unless `force`; its space is not reused before that reader is done."""
+        """Removes an object. -706 while a reader may be on it, unless `force`: its space is not reused before that reader is done."""
         return self.batch_remove([key], force)[0]
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:

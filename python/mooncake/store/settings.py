@@ -95,7 +95,7 @@ class Settings:
                 told[key] = given[0]
         for key in ("local_hostname", "metadata_server"):
             if not told.get(key):
-                raise ValueError(f"setup: the key '{key}' is missing; it is required")
+                raise ValueError(f"the key '{key}' is missing; it is required")
         for key in sorted(set(told) - _KNOWN):
             warn_once(f"setup key '{key}'", "is not known, and has no effect")
         if told.get("ipc_socket_path"):

@@ -33,7 +33,9 @@ class Tasks(LayerWise):
         try:
             return (0, call(client)), codes.OK
         except RAISED as error:
-            return _NO_TASK, code_of(error)
+            code = code_of(error)
+            # A segment that there is not is an invalid argument here, as for Mooncake.
+            return _NO_TASK, codes.INVALID_PARAMS if code == codes.SEGMENT_NOT_FOUND else code
 
     def query_task(self, task_id: tuple[int, int]) -> tuple[Optional[QueryTaskResponse], int]:
         """(how far it is, 0), or (None, negative); -1400 when there is no such task."""

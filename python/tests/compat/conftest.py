@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from compat.rig import MIB, Buffer, Cluster, set_up, until
 
+from compat.rig import MIB, Buffer, Cluster, set_up, until
 from mooncake.store import MooncakeDistributedStore
 
 _numbers = itertools.count()

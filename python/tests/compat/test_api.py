@@ -3,10 +3,10 @@
 import inspect
 import pathlib
 
-from compat import api
 import pytest
 
 import mooncake
+from compat import api
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from compat.rig import Buffer, pattern
 
+from compat.rig import Buffer, pattern
 from mooncake.async_store import MooncakeDistributedStoreAsync
 
 

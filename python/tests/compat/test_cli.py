@@ -9,11 +9,10 @@ import sys
 import urllib.request
 
 import pytest
-from compat.rig import MIB, binary, free_port, pattern, until
 
+from compat.rig import MIB, binary, free_port, pattern, until
 from mooncake.cli import flags, master_flags, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-
 
 
 def translated(*arguments):

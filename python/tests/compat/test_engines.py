@@ -6,8 +6,8 @@ Their sources were read for the calls (engine integration of this project's note
 import asyncio
 
 import pytest
-from compat.rig import MIB, Buffer, pattern, set_up, until
 
+from compat.rig import MIB, Buffer, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 

@@ -4,8 +4,8 @@ import threading
 import time
 
 import pytest
-from compat.rig import Buffer, Cluster, pattern, set_up, until
 
+from compat.rig import Buffer, Cluster, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore
 
 KEYS = 64

@@ -4,8 +4,8 @@ import os
 import threading
 
 import pytest
-from compat.rig import MIB, Buffer, pattern
 
+from compat.rig import MIB, Buffer, pattern
 from mooncake.store import MooncakeDistributedStore
 
 

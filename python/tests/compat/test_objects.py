@@ -3,8 +3,8 @@
 import array
 
 import pytest
-from compat.rig import LEASE_S, pattern, set_up, until
 
+from compat.rig import LEASE_S, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 

@@ -1,8 +1,8 @@
 """Parts of objects: ranged reads, and sessions that read or write layer by layer."""
 
 import pytest
-from compat.rig import Buffer, pattern
 
+from compat.rig import Buffer, pattern
 from mooncake.store import ReplicateConfig
 
 

@@ -4,12 +4,12 @@ import asyncio
 import json
 
 import pytest
+
 from compat.rig import MIB
 
 aiohttp = pytest.importorskip("aiohttp")
 
 from mooncake.mooncake_store_service import MooncakeStoreService  # noqa: E402
-
 
 
 @pytest.fixture

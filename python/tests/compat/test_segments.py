@@ -8,8 +8,8 @@ import sys
 import textwrap
 
 import pytest
-from compat.rig import MIB, Buffer, pattern, set_up, until
 
+from compat.rig import MIB, Buffer, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from mooncake.store.connection import segment_name
 
@@ -205,3 +205,37 @@ def test_case_056_a_large_segment_is_there_at_once(make_store, key):
     store = make_store(segment=pages * page // 4 * 3)
     assert store.put(key, pattern(MIB)) == 0
     assert store.get(key) == pattern(MIB)
+
+
+FORKED = """
+    import os, sys
+    from mooncake.store import MooncakeDistributedStore
+    store = MooncakeDistributedStore()
+    assert store.setup({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "global_segment_size": "32MB",
+                        "master_server_addr": sys.argv[1], "enable_client_http_server": "true", "client_http_port": sys.argv[2]}) == 0
+    assert store.put("before", b"v") == 0
+    child = os.fork()
+    if not child:
+        assert store.get("before") == b"" and store.put("in the child", b"v") < 0 and store.is_exist("before") <= 0
+        assert store.health_check() != 0
+        assert store.close() == 0
+        own = MooncakeDistributedStore()
+        print("setup in the child:", own.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", sys.argv[1]), flush=True)
+        sys.exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+    assert store.get("before") == b"v"
+    assert store.put("after", b"w") == 0 and store.get("after") == b"w"
+    assert store.close() == 0
+"""
+
+
+def test_a_child_made_by_fork_is_told_so_and_ends_nothing_of_its_parent(cluster):
+    with socket.socket() as asking:
+        asking.bind(("127.0.0.1", 0))
+        port = asking.getsockname()[1]
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKED), cluster.addresses, str(port)], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    assert "setup in the child:" in run.stdout

@@ -3,6 +3,7 @@
 import ctypes
 
 import pytest
+
 from compat.rig import Buffer
 
 torch = pytest.importorskip("torch")

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from compat.rig import Buffer, pattern
 
+from compat.rig import Buffer, pattern
 from mooncake.store import ReplicateConfig
 
 
