@@ -138,7 +138,7 @@ def test_tasks(pool, store, key):
         until(lambda: native.query_task(task)["state"] == "SUCCEEDED", what="the copy")
         assert {replica["segment"] for replica in store.stat(key)["replicas"]} == {"dram-0", "other:1"}
         moved = key + "-moved"
-        store.put(moved, b"x")
+        store.put(moved, b"x", tidepool.PutOptions(preferred_segments=["dram-0"]))
         task = native.create_move_task(moved, "dram-0", "other:1")
         until(lambda: native.query_task(task)["state"] == "SUCCEEDED", what="the move")
         assert {replica["segment"] for replica in store.stat(moved)["replicas"]} == {"other:1"}
