@@ -152,6 +152,9 @@ pub struct DevArgs {
     /// Memory of the pool
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub dram: String,
+    /// Stop when standard input ends, as it does when the process that holds its other end is gone
+    #[arg(long)]
+    pub exit_with_stdin: bool,
     /// Where the directory is kept; without it, in a temporary directory that goes with the process
     #[arg(long, value_name = "PATH")]
     pub data_dir: Option<PathBuf>,

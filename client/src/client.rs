@@ -61,7 +61,7 @@ impl Client {
             return Err(Error::new(ErrorCode::InvalidParams, "no master address given; set at least one"));
         }
         let client = Client { inner: Arc::new(Inner::start(options.clone())) };
-        client.inner.quorum.leader(Deadline::after(options.connect_deadline)).await?;
+        client.inner.quorum.first_leader(Deadline::after(options.connect_deadline)).await?;
         Ok(client)
     }
 

@@ -151,14 +151,17 @@ impl Fetch {
             Some(error) => Suspects::is_telling(error, self.took),
         };
         if unreachable && !suspect.is_empty() {
-            self.failure = Some(Error::new(
-                ErrorCode::ReplicaUnavailable,
-                format!(
-                    "key '{}' has copies only on datanodes that do not answer this client: {}",
-                    self.shown_key(),
-                    suspect.join(", ")
-                ),
-            ));
+            self.failure = Some(
+                Error::new(
+                    ErrorCode::ReplicaUnavailable,
+                    format!(
+                        "key '{}' has copies only on datanodes that do not answer this client: {}",
+                        self.shown_key(),
+                        suspect.join(", ")
+                    ),
+                )
+                .with_node(suspect.first().cloned().unwrap_or_default()),
+            );
         } else if self.failure.is_none() {
             self.failure = Some(Error::new(
                 ErrorCode::ReplicaUnavailable,

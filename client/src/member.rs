@@ -48,7 +48,7 @@ pub(crate) async fn attend(quorum: Arc<Quorum>, address: Address) {
             Err(_) => format!("master {address} did not take a connection within {} ms", DIAL_MAX.as_millis()),
         };
         tracing::debug!(master = %address, failure, "no stream");
-        quorum.note_failure(&address, Some(failure));
+        quorum.note_failure(&address, Some(Error::new(ErrorCode::Unavailable, failure)));
         // With a leader, dial less and less often; once it is lost, at once and often, but not for ever.
         if leader.borrow_and_update().is_none() {
             tokio::select! {
@@ -134,7 +134,8 @@ async fn converse(quorum: &Arc<Quorum>, link: &Arc<Link>, search: &mut Search) -
                 // The cluster that this one goes on in (a restore) is taken when nobody of the known one leads.
                 with_history = WithHistory::Any;
             }
-            quorum.note_failure(link.address(), Some(format!("{}: {}", link.address(), error.message())));
+            let said = Error::new(error.code(), format!("{}: {}", link.address(), error.message()));
+            quorum.note_failure(link.address(), Some(said));
             let wait = if led { pause } else { search.next() };
             tokio::select! {
                 () = link.closed() => return ENDED,

@@ -56,6 +56,8 @@ pub(crate) struct Quorum {
     named: watch::Sender<Option<Address>>,
     /// Grows when a caller waits suspiciously long for the leader: then the other members are asked.
     stalls: watch::Sender<u64>,
+    /// Set while every configured master refuses this client, which has met no leader.
+    refused: watch::Sender<Option<Error>>,
     ids: AtomicU64,
     view: Mutex<View>,
 }
@@ -98,7 +100,7 @@ struct Member {
     /// Named by the caller: kept whatever the masters say, since a name may come to mean another host.
     configured: bool,
     task: AbortHandle,
-    failure: Option<String>,
+    failure: Option<Error>,
 }
 
 impl Quorum {
@@ -108,6 +110,7 @@ impl Quorum {
             leader: watch::Sender::new(None),
             named: watch::Sender::new(None),
             stalls: watch::Sender::new(0),
+            refused: watch::Sender::new(None),
             ids: AtomicU64::new(1),
             view: Mutex::default(),
         });
@@ -148,6 +151,25 @@ impl Quorum {
                 format!("no master of {} leads: {}", self.members_text(), self.failures_text()),
             )),
         }
+    }
+
+    /// The first leader. A refusal that waiting cannot change ends the wait when every configured master says so, and is what the
+    /// caller hears when only some did and none led.
+    pub(crate) async fn first_leader(&self, deadline: Deadline) -> Result<(), Error> {
+        let mut refused = self.refused.subscribe();
+        let error = tokio::select! {
+            biased;
+            found = self.leader(deadline) => match found {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            },
+            Ok(refusal) = refused.wait_for(Option::is_some) => refusal.clone().expect("waited for Some"),
+        };
+        let refusal =
+            self.view.lock().members.iter().filter_map(|member| member.failure.as_ref()).find(|f| is_final(f)).cloned();
+        Err(refusal.map_or(error, |refusal| {
+            Error::new(refusal.code(), format!("no master leads that takes this client: {}", self.failures_text()))
+        }))
     }
 
     /// The leader now, if one is known.
@@ -215,10 +237,16 @@ impl Quorum {
     }
 
     /// Records why a member is not usable, for the message of a call that finds none.
-    pub(crate) fn note_failure(&self, address: &Address, failure: Option<String>) {
+    pub(crate) fn note_failure(&self, address: &Address, failure: Option<Error>) {
         let mut view = self.view.lock();
         if let Some(member) = view.members.iter_mut().find(|m| &m.address == address) {
             member.failure = failure;
+        }
+        if view.cluster_uuid.is_empty() {
+            let mut configured = view.members.iter().filter(|member| member.configured);
+            let all_refuse = configured.all(|member| member.failure.as_ref().is_some_and(is_final));
+            self.refused
+                .send_replace(view.members.first().and_then(|member| member.failure.clone()).filter(|_| all_refuse));
         }
     }
 
@@ -372,9 +400,14 @@ impl Quorum {
 
     fn failures_text(&self) -> String {
         let view = self.view.lock();
-        let failures: Vec<&str> = view.members.iter().filter_map(|m| m.failure.as_deref()).collect();
+        let failures: Vec<&str> = view.members.iter().filter_map(|m| m.failure.as_ref().map(Error::message)).collect();
         if failures.is_empty() { "none has answered yet".to_owned() } else { failures.join("; ") }
     }
+}
+
+/// What a master says to a client that met no leader yet, and will say again.
+fn is_final(failure: &Error) -> bool {
+    matches!(failure.code(), ErrorCode::WrongCluster | ErrorCode::TenantNotRegistered)
 }
 
 /// Whether a hello insists on the history this client has seen.

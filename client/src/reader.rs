@@ -155,7 +155,7 @@ impl Reader<'_> {
                     fetch.destination = destination;
                     // What went wrong after the bytes had arrived says nothing of how long the node takes.
                     fetch.took = if has_arrived { Duration::ZERO } else { took };
-                    fetch.failure = Some(error);
+                    fetch.failure = Some(error.with_node(batch.address.to_string()));
                     if fetch.destination.is_some() { outcome.failed.push(fetch) } else { outcome.broken.push(fetch) }
                 }
             }

@@ -182,6 +182,7 @@ impl Writer {
                 let item = &mut written[i];
                 let (outcome, failure) = read_reply(reply);
                 item.stored += usize::from(outcome == ReplicaOutcome::Stored);
+                let failure = failure.map(|error| error.with_node(address.to_string()));
                 item.failure = failure.or(item.failure.take());
                 Learned { slot: item.slot, replica, outcome, proof }
             }));
@@ -303,7 +304,7 @@ impl Writer {
             let error = if stored > 0 {
                 let wanted = copies.wanted;
                 let what = format!("{stored} of {wanted} copies were made, so nothing was kept (strict): {cause}");
-                Error::new(ErrorCode::NotEnoughReplicas, what)
+                Error::new(ErrorCode::NotEnoughReplicas, what).with_node(cause.node().unwrap_or_default())
             } else {
                 cause.clone()
             };

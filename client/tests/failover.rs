@@ -66,6 +66,25 @@ async fn calls_move_away_from_a_frozen_leader() {
     assert_eq!(client.leader().unwrap(), cluster.masters[2].address);
 }
 
+/// Releases may differ by one. Further apart, the client hears why when it connects, and not that nobody leads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_too_far_is_one_error_at_the_start() {
+    let cluster = FakeCluster::start(3, 1);
+    cluster.directory.with(|state| state.protocol_version += 1);
+    let client = cluster.client().await;
+    client.put("k", "v", PutOptions::default()).await.unwrap();
+    assert_eq!(client.get("k", None).await.unwrap(), "v");
+    cluster.directory.with(|state| state.protocol_version += 1);
+    let options = ClientOptions { masters: vec![cluster.masters[0].address.clone()], ..cluster.options() };
+    let error = Client::connect(options).await.err().expect("refused");
+    assert_eq!(error.code(), ErrorCode::WrongCluster, "{error}");
+    assert!(error.message().contains("protocol"), "{error}");
+    // With standbys that never judge it, the deadline ends the wait; what is said is the same.
+    let options = ClientOptions { connect_deadline: Duration::from_millis(300), ..cluster.options() };
+    let error = Client::connect(options).await.err().expect("refused");
+    assert_eq!(error.code(), ErrorCode::WrongCluster, "{error}");
+}
+
 /// One configured standby is enough: its hint and the hello name the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hints_are_followed_and_members_remembered() {

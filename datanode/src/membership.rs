@@ -321,7 +321,10 @@ fn final_reason(error: Error) -> StopReason {
 pub(crate) fn create_segments(options: &DatanodeOptions) -> Result<Vec<Arc<Segment>>, SegmentError> {
     let named = options.segments.iter().enumerate();
     let segments = named
-        .map(|(i, &bytes)| Segment::create(&format!("dram-{i}"), bytes, options.huge_pages).map(Arc::new))
+        .map(|(i, &bytes)| {
+            let name = options.segment_names.get(i).cloned().unwrap_or_else(|| format!("dram-{i}"));
+            Segment::create(&name, bytes, options.huge_pages).map(Arc::new)
+        })
         .collect::<Result<Vec<_>, _>>()?;
     if options.huge_pages == crate::options::HugePages::Try && segments.iter().any(|s| !s.hugepages()) {
         let bytes: u64 = segments.iter().filter(|s| !s.hugepages()).map(|s| s.bytes()).sum();

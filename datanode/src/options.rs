@@ -102,6 +102,8 @@ pub struct DatanodeOptions {
     pub host_id: String,
     /// Bytes of each segment; see [`split_dram`].
     pub segments: Vec<u64>,
+    /// Names of the first segments; the others are `dram-0`, `dram-1`, ... by their places.
+    pub segment_names: Vec<String>,
     /// Huge pages.
     pub huge_pages: HugePages,
     /// Prefaulting.
@@ -127,6 +129,7 @@ impl DatanodeOptions {
             masters,
             host_id: String::new(),
             segments,
+            segment_names: Vec::new(),
             huge_pages: HugePages::default(),
             prefault: Prefault::default(),
             timing: MasterTiming::default(),

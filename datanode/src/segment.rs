@@ -41,7 +41,7 @@ pub enum SegmentError {
         bytes: u64,
     },
     /// The name is empty, too long or unprintable.
-    #[error("segment name '{name}': 1 to {SEGMENT_NAME_BYTES_MAX} letters, digits, '-', '_' or '.'")]
+    #[error("segment name '{name}': 1 to {SEGMENT_NAME_BYTES_MAX} letters, digits, '-', '_', '.', ':', '[' or ']'")]
     Name {
         /// The name.
         name: String,
@@ -86,7 +86,7 @@ impl Segment {
     /// Creates and maps a region. Pages are taken lazily, see [`Segment::prefault`]. With `HugePages::Try` a host without free
     /// huge pages gets plain ones; [`Segment::hugepages`] says which it is.
     pub fn create(name: &str, bytes: u64, huge: HugePages) -> Result<Segment, SegmentError> {
-        let printable = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        let printable = |b: u8| b.is_ascii_alphanumeric() || b"-_.:[]".contains(&b);
         if name.is_empty() || name.len() > SEGMENT_NAME_BYTES_MAX || !name.bytes().all(printable) {
             return Err(SegmentError::Name { name: name.chars().take(SEGMENT_NAME_BYTES_MAX).collect() });
         }

@@ -159,13 +159,14 @@ pub struct Error {
     message: String,
     retry_after_ms: u32,
     leader: Option<v1::LeaderHint>,
+    node: Option<String>,
 }
 
 impl Error {
     /// An error with its message.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Error {
         debug_assert!(code != ErrorCode::Ok);
-        Error { code, message: message.into(), retry_after_ms: 0, leader: None }
+        Error { code, message: message.into(), retry_after_ms: 0, leader: None, node: None }
     }
     /// Adds advice when to retry.
     pub fn retry_after(mut self, ms: u32) -> Error {
@@ -175,6 +176,11 @@ impl Error {
     /// Adds who leads.
     pub fn with_leader(mut self, leader: Option<v1::LeaderHint>) -> Error {
         self.leader = leader;
+        self
+    }
+    /// Adds which node it is about, as an address or an id; empty: none. Not sent over the wire: each side names the nodes it dealt with.
+    pub fn with_node(mut self, node: impl Into<String>) -> Error {
+        self.node = Some(node.into()).filter(|node| !node.is_empty());
         self
     }
     /// The code.
@@ -192,6 +198,10 @@ impl Error {
     /// Who leads, when the answering master knew.
     pub fn leader(&self) -> Option<&v1::LeaderHint> {
         self.leader.as_ref()
+    }
+    /// The node it is about, when that is known here.
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
     }
     /// As the failure of item `index` of a batch.
     pub fn for_item(&self, index: usize) -> v1::ItemError {
@@ -217,13 +227,20 @@ impl From<v1::CallError> for Error {
             message: e.message,
             retry_after_ms: e.retry_after_ms,
             leader: e.leader,
+            node: None,
         }
     }
 }
 
 impl From<v1::ItemError> for Error {
     fn from(e: v1::ItemError) -> Self {
-        Error { code: ErrorCode::from_u32(e.code), message: e.message, retry_after_ms: e.retry_after_ms, leader: None }
+        Error {
+            code: ErrorCode::from_u32(e.code),
+            message: e.message,
+            retry_after_ms: e.retry_after_ms,
+            leader: None,
+            node: None,
+        }
     }
 }
 

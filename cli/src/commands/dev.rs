@@ -88,6 +88,12 @@ pub async fn run(args: &DevArgs, log: LogControl, temporary: &mut Option<TempDir
             stop_in_order(&mut signals, stop).await;
             Exit::Success
         }
+        () = stdin_ends(args.exit_with_stdin) => {
+            tracing::info!("standard input ended: stopping");
+            drop(datanode.shutdown().await);
+            master.shutdown().await;
+            Exit::Success
+        }
         stopped = master.stopped() => {
             let exit = commands::master::how_it_ended(&stopped);
             if let Stopped::Diverged(_) = stopped {
@@ -109,4 +115,21 @@ pub async fn run(args: &DevArgs, log: LogControl, temporary: &mut Option<TempDir
     http.stop().await;
     datanode_http.stop().await;
     Ok(exit)
+}
+
+/// Resolves when standard input ends, if that is asked for. Read by a thread of its own: a runtime would wait for it at its end.
+async fn stdin_ends(wanted: bool) {
+    let (ended, heard) = tokio::sync::oneshot::channel();
+    if wanted {
+        std::thread::spawn(move || {
+            // An error ends it as well as the end does.
+            let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+            // Fails when the pool has stopped by itself.
+            let _ = ended.send(());
+        });
+        if heard.await.is_ok() {
+            return;
+        }
+    }
+    std::future::pending().await
 }

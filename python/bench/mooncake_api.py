@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Measures `MooncakeDistributedStore` of one or two installations, in turns within one run, one JSON object a line.
+
+    mooncake_api.py --system NAME=PYTHON=MASTER [--system NAME=PYTHON=MASTER] [--rounds 5] [--case REGEX] [--placement remote,local]
+
+PYTHON is the interpreter whose environment has the installation, MASTER the address of a master that is running for it. The
+ceiling beside each figure is of the same shape: one memcpy for whole values of one process, a loopback socket for the others.
+`local`: the client lends the memory itself; `remote`: a second process does, so every byte crosses a socket.
+"""
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+SIZES = {"4KiB": 4096, "64KiB": 65536, "1MiB": 1 << 20}
+#: Keys of a batch, by size.
+BATCH = {"4KiB": 128, "64KiB": 128, "1MiB": 32}
+#: Calls of one measurement, by size.
+SINGLE_CALLS = {"4KiB": 300, "64KiB": 200, "1MiB": 60}
+BATCH_CALLS = 5
+SEGMENT_BYTES = 1 << 30
+NAMES = 5000
+
+
+class Buffer:
+    """Page-aligned memory with an address."""
+
+    def __init__(self, size):
+        self.data = mmap.mmap(-1, size)
+        self._held = ctypes.c_char.from_buffer(self.data)
+        self.addr = ctypes.addressof(self._held)
+        self.size = size
+
+
+# The worker: one process of one installation. Reads a case a line, answers its figure.
+
+
+def connect(master, segment):
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment, 256 << 20, "tcp", "", master)
+    if code:
+        raise SystemExit(f"setup failed: {code}")
+    return store
+
+
+def owner(master):
+    store = connect(master, SEGMENT_BYTES)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    store.close()
+
+
+class Worker:
+    def __init__(self, master, placement):
+        self.store = connect(master, SEGMENT_BYTES if placement == "local" else 0)
+        self.source, self.target = Buffer(64 << 20), Buffer(64 << 20)
+        self.source.data[:] = os.urandom(1 << 20) * 64
+        for buffer in (self.source, self.target):
+            self.store.register_buffer(buffer.addr, buffer.size)
+        self.turn = 0
+
+    def run(self, case):
+        self.turn += 1
+        kind, size = case.split("/")
+        if kind in ("is_exist", "batch_is_exist"):
+            return self.look(kind, int(size))
+        return self.move(kind, size)
+
+    def look(self, kind, count):
+        store, names = self.store, [f"name-{n:060}" for n in range(NAMES)]
+        if self.turn == 1 or store.is_exist(names[-1]) != 1:
+            for n in range(0, NAMES, 500):
+                part = names[n : n + 500]
+                assert store.batch_put_from(part, [self.source.addr] * 500, [64] * 500) == [0] * 500
+        calls = 300 if count == 1 else 100
+        parts = [names[(n * count) % (NAMES - count) :][:count] for n in range(calls)]
+        began = time.perf_counter()
+        if kind == "is_exist":
+            assert all(store.is_exist(part[0]) == 1 for part in parts)
+        else:
+            assert all(sum(store.batch_is_exist(part)) == count for part in parts)
+        return calls * count / (time.perf_counter() - began)
+
+    def move(self, kind, size_name):
+        """Bytes a second of a put or a get, after the other one where it needs it. Contents are compared once."""
+        store, size = self.store, SIZES[size_name]
+        batched = kind.startswith("batch_")
+        count, calls = (BATCH[size_name], BATCH_CALLS) if batched else (1, SINGLE_CALLS[size_name])
+        keys = [[f"{kind}-{self.turn}-{n}-{k}" for k in range(count)] for n in range(calls)]
+        at = [self.source.addr + k * size for k in range(count)]
+        into = [self.target.addr + k * size for k in range(count)]
+        sizes, value = [size] * count, self.source.data[:size]
+        put = {
+            "put": lambda k: store.put(k[0], value) == 0,
+            "put_from": lambda k: store.put_from(k[0], at[0], size) == 0,
+            "batch_put_from": lambda k: store.batch_put_from(k, at, sizes) == [0] * count,
+        }
+        get = {
+            "get": lambda k: len(store.get(k[0])) == size,
+            "get_into": lambda k: store.get_into(k[0], into[0], size) == size,
+            "batch_get_into": lambda k: store.batch_get_into(k, into, sizes) == sizes,
+        }
+        if kind in get:
+            assert all(map(put["batch_put_from"], keys))
+        wanted = (get if kind in get else put)[kind]
+        began = time.perf_counter()
+        ok = all(map(wanted, keys))
+        took = time.perf_counter() - began
+        assert ok, kind
+        if kind in ("get_into", "batch_get_into"):
+            assert self.target.data[: size * count] == self.source.data[: size * count]
+        for part in keys:
+            store.batch_remove(part, True)
+        return calls * count * size / took
+
+
+def work(master, placement):
+    worker = Worker(master, placement)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"figure": worker.run(line.strip())}), flush=True)
+    worker.store.close()
+
+
+# The ceilings.
+
+
+def copied(size, count):
+    """Bytes a second of copies of that shape within one process."""
+    source, target = Buffer(size * count), Buffer(size * count)
+    source.data[:] = os.urandom(size) * count
+    began = time.perf_counter()
+    for _ in range(BATCH_CALLS):
+        for k in range(count):
+            ctypes.memmove(target.addr + k * size, source.addr + k * size, size)
+    return BATCH_CALLS * count * size / (time.perf_counter() - began)
+
+
+def through_a_socket(size, count):
+    """Bytes a second of requests of a few bytes that are answered with `count * size`, over loopback."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    total = size * count
+    calls = BATCH_CALLS if count > 1 else 100
+
+    def serve():
+        peer, _ = listening.accept()
+        data = memoryview(bytearray(total))
+        with peer:
+            while peer.recv(64):
+                peer.sendall(data)
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    with socket.create_connection(listening.getsockname()) as asking:
+        asking.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        into = memoryview(bytearray(total))
+        began = time.perf_counter()
+        for _ in range(calls):
+            asking.sendall(b"get")
+            left = total
+            while left:
+                left -= asking.recv_into(into[total - left :])
+        took = time.perf_counter() - began
+    serving.join()
+    listening.close()
+    return calls * total / took
+
+
+def ceiling(case, placement):
+    kind, size = case.split("/")
+    if kind.endswith("is_exist"):
+        calls = through_a_socket(64, 1) / 64
+        return calls * int(size)
+    count = BATCH[size] if kind.startswith("batch_") else 1
+    return (copied if placement == "local" else through_a_socket)(SIZES[size], count)
+
+
+# The driver.
+
+
+class Process:
+    def __init__(self, python, *arguments):
+        self._process = subprocess.Popen(
+            [python, os.path.abspath(__file__), *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.read("ready")
+
+    def read(self, wanted=None):
+        for line in self._process.stdout:
+            if wanted is None and line.startswith("{"):
+                return json.loads(line)
+            if wanted is not None and line.strip() == wanted:
+                return None
+        raise SystemExit(f"a worker ended: {self._process.args} ({self._process.wait()})")
+
+    def ask(self, line):
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self.read()["figure"]
+
+    def end(self):
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--system", action="append", required=True, metavar="NAME=PYTHON=MASTER")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--case", default="", help="only cases in which this pattern is found")
+    parser.add_argument("--placement", default="remote,local")
+    arguments = parser.parse_args()
+    systems = [each.split("=", 2) for each in arguments.system]
+    moves = ["put", "put_from", "get", "get_into", "batch_put_from", "batch_get_into"]
+    cases = [f"{move}/{size}" for size in SIZES for move in moves] + ["is_exist/1", "batch_is_exist/32", "batch_is_exist/500"]
+    cases = [case for case in cases if re.search(arguments.case, case)]
+    for placement in arguments.placement.split(","):
+        owners, workers = [], {}
+        for name, python, master in systems:
+            if placement == "remote":
+                owners.append(Process(python, "--owner", master))
+            workers[name] = Process(python, "--worker", master, placement)
+        for case in cases:
+            if placement == "local" and "is_exist" in case:
+                continue
+            figures, ceilings = {name: [] for name in workers}, []
+            for _ in range(arguments.rounds):
+                for name, worker in workers.items():
+                    figures[name].append(worker.ask(case))
+                ceilings.append(ceiling(case, placement))
+            best = statistics.median(ceilings)
+            for name, found in figures.items():
+                median = statistics.median(found)
+                print(json.dumps({
+                    "suite": "mooncake-api", "case": f"{placement}/{case}", "system": name, "runs": len(found),
+                    "median": round(median, 1), "min": round(min(found), 1), "max": round(max(found), 1),
+                    "unit": "keys/s" if "is_exist" in case else "bytes/s", "ceiling": round(best, 1),
+                    "ratio_to_ceiling": round(median / best, 4), "load1": round(os.getloadavg()[0], 2),
+                }), flush=True)  # fmt: skip
+        for process in [*workers.values(), *owners]:
+            process.end()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--owner"]:
+        owner(sys.argv[2])
+    elif sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2], sys.argv[3])
+    else:
+        main()

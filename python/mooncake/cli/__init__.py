@@ -1,0 +1,62 @@
+"""`mooncake_master`: a Tidepool master, started with Mooncake's flags. The process becomes `tidepool master`, under the same id."""
+
+import os
+import shutil
+import sys
+from typing import NoReturn
+
+from mooncake.cli.flags import FlagError, parse, with_file
+from mooncake.cli.master_flags import BOOLEANS, NAMES, OWN, TRANSLATED, WITHOUT_EFFECT, command
+
+USAGE = """mooncake_master: a Tidepool master, started with Mooncake's flags (--name=value)
+
+Followed: --rpc_port, --port, --rpc_address, --metrics_port, --enable_snapshot, --enable_snapshot_restore,
+--snapshot_interval_seconds, --snapshot_object_store_type, --config_path (JSON, or lines of name: value),
+  {translated}
+Of Tidepool itself: {own}
+Without effect: {silent}
+
+Several masters need no etcd: start each with its --node_id and the --members of all.
+"""
+
+
+def binary() -> str:
+    """The `tidepool` program: TIDEPOOL_BINARY, that of this installation, or one on PATH. FlagError when there is none."""
+    from tidepool import _native
+
+    found = os.environ.get("TIDEPOOL_BINARY") or _native.binary_path() or shutil.which("tidepool")
+    if not found:
+        raise FlagError("there is no 'tidepool' program in this installation; name it in TIDEPOOL_BINARY")
+    return found
+
+
+def usage() -> str:
+    def flags(names: frozenset) -> str:
+        return ", ".join(f"--{name}" for name in sorted(names))
+
+    return USAGE.format(translated=flags(frozenset(TRANSLATED)), own=flags(OWN), silent=flags(WITHOUT_EFFECT))
+
+
+def become(program: str, arguments: list[str]) -> NoReturn:
+    """This process goes on as another program: whoever stops it by its id stops that."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(program, [program, *arguments])
+
+
+def main() -> int:
+    try:
+        told = with_file(parse(sys.argv[1:], BOOLEANS, NAMES), NAMES)
+        if "help" in told:
+            print(usage(), end="")
+            return 0
+        if "version" in told:
+            become(binary(), ["--version"])
+        arguments, warnings = command(told)
+        program = binary()
+    except FlagError as error:
+        print(f"mooncake_master: {error}", file=sys.stderr)
+        return 2
+    for warning in warnings:
+        print(f"mooncake_master: {warning}", file=sys.stderr)
+    become(program, arguments)

@@ -1,0 +1,7 @@
+"""`python -m mooncake.cli`."""
+
+import sys
+
+from mooncake.cli import main
+
+sys.exit(main())

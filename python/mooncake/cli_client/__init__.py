@@ -1,0 +1,93 @@
+"""`mooncake_client`: a process that lends memory of its host, started with Mooncake's flags. `setup_dummy` finds the cluster through it."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from mooncake.cli.flags import FlagError, is_true, parse
+from mooncake.store import MooncakeDistributedStore
+from mooncake.store.local_clients import Answering
+from mooncake.store.sizes import parse_size
+
+DEFAULT_PORT = 50052
+_DEFAULTS = {
+    "host": "127.0.0.1",
+    "port": str(DEFAULT_PORT),
+    "metadata_server": "P2PHANDSHAKE",
+    "master_server_address": "127.0.0.1:50051",
+    "device_names": "",
+    "protocol": "tcp",
+    "global_segment_size": "4 GB",
+    "local_buffer_size": "0",
+    "tenant_id": "default",
+    "enable_offload": "false",
+    "enable_http_server": "false",
+    "http_port": "9300",
+}
+_WITHOUT_EFFECT = frozenset({"threads", "start_offload_rpc_server", "logtostderr", "v", "minloglevel", "log_dir"})
+_BOOLEANS = frozenset({"enable_offload", "enable_http_server", "start_offload_rpc_server", "logtostderr", "help"})
+_NAMES = frozenset(_DEFAULTS) | _WITHOUT_EFFECT | {"help"}
+
+
+def _settings(told: dict[str, str]) -> dict:
+    values = {**_DEFAULTS, **told}
+    host = values["host"]
+    if host in ("0.0.0.0", "::"):
+        from mooncake.cli.master_flags import own_address
+
+        host = own_address()
+    try:
+        return {
+            "local_hostname": f"{host}:{int(values['port'])}",
+            "metadata_server": values["metadata_server"],
+            "global_segment_size": parse_size(values["global_segment_size"]),
+            "local_buffer_size": parse_size(values["local_buffer_size"]),
+            "protocol": values["protocol"],
+            "rdma_devices": values["device_names"],
+            "master_server_addr": values["master_server_address"],
+            "tenant_id": values["tenant_id"],
+            "enable_ssd_offload": is_true("enable_offload", values["enable_offload"]),
+            "enable_client_http_server": is_true("enable_http_server", values["enable_http_server"]),
+            "client_http_port": int(values["http_port"]),
+        }
+    except ValueError as error:
+        raise FlagError(str(error)) from error
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="mooncake_client: %(message)s")
+    log = logging.getLogger("mooncake.client")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        told = parse(sys.argv[1:], _BOOLEANS, _NAMES)
+        if "help" in told:
+            print("mooncake_client: lends memory. Flags: " + ", ".join(f"--{name}" for name in sorted(_NAMES)))
+            return 0
+        settings = _settings(told)
+    except FlagError as error:
+        print(f"mooncake_client: {error}", file=sys.stderr)
+        return 2
+    for name in sorted(_WITHOUT_EFFECT.intersection(told)):
+        log.warning("--%s has no effect with Tidepool", name)
+    store = MooncakeDistributedStore()
+    code = store.setup(**settings)
+    if code != 0:
+        log.error("setup failed: %d", code)
+        return 1
+    try:
+        port = int(settings["local_hostname"].rpartition(":")[2])
+        masters = os.environ.get("TIDEPOOL_MASTERS") or settings["master_server_addr"]
+        answering = Answering(port, settings["local_hostname"].rpartition(":")[0], masters, settings["tenant_id"])
+        log.info("lends %d bytes as %s", settings["global_segment_size"], store.get_hostname())
+        stop.wait()
+        answering.close()
+        return 0
+    except OSError as error:
+        log.error("another mooncake_client of this host has port %d: %s", port, error)
+        return 1
+    finally:
+        store.close()

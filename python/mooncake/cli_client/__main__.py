@@ -1,0 +1,7 @@
+"""`python -m mooncake.cli_client`."""
+
+import sys
+
+from mooncake.cli_client import main
+
+sys.exit(main())

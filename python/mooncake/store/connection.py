@@ -1,0 +1,151 @@
+"""What a store holds while it is set up: the client, the memory it lends, its name, and what must be given back."""
+
+import hashlib
+import os
+import random
+import re
+import socket
+from typing import Optional
+
+from tidepool import _native
+
+from mooncake.store import environment
+from mooncake.store.http_server import HttpServer
+from mooncake.store.settings import Settings
+
+#: A host name without a port gets one of these, as in Mooncake.
+PORT_MIN = 12300
+PORT_MAX = 14300
+PORT_TRIES = 20
+#: Longest name of a segment, less what numbers the further segments of a store.
+NAME_BYTES_MAX = 64 - len("-64")
+
+
+#: What children made by fork() have of their parents, kept so that nothing of it is ended here.
+_of_parents: list["Connection"] = []
+
+
+class Connection:
+    """Opened by `setup`, closed by `close`; used by any number of threads in between."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises TidepoolError when no leader answered or the memory could not be lent, ValueError for a name that is none."""
+        self.settings = settings
+        self._process = os.getpid()
+        self.nodes: dict[str, object] = {}
+        self._http: Optional[HttpServer] = None
+        host, port, self._held = _own_name(settings.local_hostname)
+        self.hostname = segment_name(host, port)
+        self._host = host
+        try:
+            self.client = _native.Client(
+                settings.masters,
+                tenant=settings.tenant,
+                deadline=settings.deadline,
+                connect_deadline=settings.connect_deadline,
+            )
+            if settings.segment_bytes:
+                self.lend(self.hostname, settings.segment_bytes, port if self._held else 0)
+            if settings.http_port:
+                self._http = HttpServer(_address_of(host), settings.http_port, self.client)
+        except BaseException:
+            self.close()
+            raise
+
+    def lend(self, name: str, size: int, port: int = 0) -> object:
+        """Mounts `size` bytes of new memory as the segment `name`; its replicas go when it is closed."""
+        if port and self._held is not None:
+            self._held.close()
+            self._held = None
+        address = _bracketed(_address_of(self._host))
+        node = _native.LocalNode(
+            self.settings.masters, size, listen=f"{address}:{port}", name=name, deadline=self.settings.connect_deadline
+        )
+        self.nodes[name] = node
+        return node
+
+    def close(self) -> None:
+        """Leaves the cluster: replicas in the memory of this process go. May be repeated. In a child made by fork() nothing
+        happens: what is held is the parent's, and the threads that serve it are not here."""
+        if os.getpid() != self._process:
+            _of_parents.append(self)
+            return
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+        for name in list(self.nodes):
+            self.nodes.pop(name).close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        client = getattr(self, "client", None)
+        if client is not None:
+            client.close()
+
+
+def _own_name(local_hostname: str) -> tuple[str, int, Optional[socket.socket]]:
+    """(host, port, a socket that holds the port). A port that was named and is taken by others is a name all the same."""
+    host, port = split_address(local_hostname)
+    if port:
+        return host, port, _hold(host, port)
+    low = environment.number("MC_STORE_CLIENT_MIN_PORT", PORT_MIN, 1, 65535)
+    high = environment.number("MC_STORE_CLIENT_MAX_PORT", PORT_MAX, low, 65535)
+    tries = environment.number("MC_STORE_CLIENT_SETUP_RETRIES", PORT_TRIES, 1, 10_000)
+    for _ in range(tries):
+        port = random.randint(low, high)
+        held = _hold(host, port)
+        if held is not None:
+            return host, port, held
+    raise ValueError(
+        f"no free port from {low} to {high} on '{host}' in {tries} tries; is '{host}' an address of this host? "
+        "MC_STORE_CLIENT_MIN_PORT and _MAX_PORT choose the range"
+    )
+
+
+def segment_name(host: str, port: int) -> str:
+    """"host:port", as a segment may be called: a host name that is too long is cut, and its hash keeps it apart from others."""
+    name = re.sub(r"[^A-Za-z0-9._:\[\]-]", "-", f"{_bracketed(host)}:{port}")
+    if len(name) <= NAME_BYTES_MAX:
+        return name
+    end = f"-{hashlib.sha256(host.encode()).hexdigest()[:8]}:{port}"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", host)[: NAME_BYTES_MAX - len(end)] + end
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """("host", port), port 0 when none is given. ValueError when the port is no port."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else ""
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    else:
+        host, port = text, ""
+    if port and not (port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"'{text}': the port must be a number from 1 to 65535")
+    return host, int(port or 0)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _address_of(host: str) -> str:
+    """The numeric address to listen on. ValueError when the name has none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(f"local_hostname '{host}' has no address: {error}") from error
+    plain = [entry[4][0] for entry in found if entry[0] == socket.AF_INET]
+    return plain[0] if plain else found[0][4][0]
+
+
+def _hold(host: str, port: int) -> Optional[socket.socket]:
+    """Takes a port without listening on it, so that no other store of this host takes its name. None: it is taken."""
+    address = _address_of(host)
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        held.bind((address, port))
+    except OSError:
+        held.close()
+        return None
+    return held

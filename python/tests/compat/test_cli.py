@@ -1,0 +1,201 @@
+"""`mooncake_master` and `mooncake_client`: Mooncake's flags, real processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from compat.rig import MIB, binary, free_port, pattern, until
+from mooncake.cli import flags, master_flags, usage
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+
+def translated(*arguments):
+    told = flags.parse(arguments, master_flags.BOOLEANS, master_flags.NAMES)
+    return master_flags.command(flags.with_file(told, master_flags.NAMES))
+
+
+@pytest.fixture(autouse=True)
+def own_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIDEPOOL_DATA_DIR", str(tmp_path / "data"))
+
+
+def test_common_flags_of_a_master():
+    arguments, warnings = translated("--rpc_address=127.0.0.1", "--port=61351", "--max_threads=2", "--metrics_port", "19003")
+    assert arguments[0] == "master" and "--listen=127.0.0.1:61351" in arguments and "--http-port=19003" in arguments
+    assert warnings == ["--max_threads has no effect with Tidepool"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "ours"),
+    [
+        ("--default_kv_lease_ttl=500", ["--lease-ttl=500ms", "--lease-ttl-max=500ms"]),
+        ("--default_kv_soft_pin_ttl=1000", ["--soft-pin-ttl=1000ms"]),
+        ("--noallow_evict_soft_pinned_objects", ["--evict-soft-pinned=false"]),
+        ("--put_start_discard_timeout_sec=5", ["--put-start-discard-timeout=5000ms"]),
+        ("--client_ttl=3", ["--node-forget-timeout=3000ms"]),
+        ("--allocation_strategy=free_ratio_first", ["--allocation-strategy=free_ratio_first"]),
+        ("--dynamic_replication_mode=observe", ["--dynamic-replication=observe"]),
+        ("--dynamic_replication_admission_qps_threshold=0.8", ["--dynamic-replication-reads=8"]),
+        ("--rpc_port=0", ["--listen=0.0.0.0:50051"]),
+        ("--node_id=2", ["--node-id=2"]),
+    ],
+)
+def test_what_a_flag_becomes(flag, ours):
+    arguments, warnings = translated(flag)
+    assert set(ours) <= set(arguments) and not warnings
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--enable_offload=true", "datanode"),
+        ("--enable_cxl", "CXL"),
+        ("--allocation_strategy=cxl", "CXL"),
+        ("--enable_ha=true", "--members"),
+        ("--root_fs_dir=d", "file tier"),
+        ("--no_such_flag=1", "no such flag"),
+        ("--promotion_on_hit", "promote"),
+        ("--default_kv_lease_ttl=soon", "number"),
+        ("--rpc_port", "takes a value"),
+        ("word", "no flag"),
+        ("--enable_snapshot", "MOONCAKE_SNAPSHOT_LOCAL_PATH"),
+        ("--config_path=no-such-file", "no-such-file"),
+    ],
+)
+def test_what_cannot_be_followed_says_what_to_do(flag, says, monkeypatch):
+    monkeypatch.delenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", raising=False)
+    with pytest.raises(flags.FlagError, match=says):
+        translated(flag)
+
+
+def test_promises_that_are_not_asked_for():
+    assert translated("--enable_offload=false", "--promotion_on_hit=false", "--enable_ha=false")[1] == []
+
+
+def test_several_masters():
+    arguments, _ = translated("--enable_ha=true", "--members=1=a,2=b", "--node_id=1", "--rpc_address=a")
+    assert "--members=1=a,2=b" in arguments and not any(each.startswith("--advertise") for each in arguments)
+
+
+def test_snapshots(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path))
+    arguments, _ = translated("--enable_snapshot", "--enable_snapshot_restore=true", "--snapshot_interval_seconds=60")
+    assert {f"--snapshot-url=file://{tmp_path}", f"--restore-from=file://{tmp_path}", "--snapshot-interval=60000ms"} <= set(arguments)
+
+
+@pytest.mark.parametrize("text", ['{"default_kv_lease_ttl": 700, "client_live_ttl_sec": 4}', "default_kv_lease_ttl: 700 # ms\nclient_live_ttl_sec: 4\n"])
+def test_a_file_of_flags(tmp_path, text):
+    path = tmp_path / "master.conf"
+    path.write_text(text)
+    assert {"--lease-ttl=700ms", "--node-forget-timeout=4000ms"} <= set(translated(f"--config_path={path}")[0])
+    assert "--lease-ttl=900ms" in translated(f"--config_path={path}", "--default_kv_lease_ttl=900")[0]
+
+
+def test_every_flag_is_one_thing():
+    groups = [set(master_flags.TRANSLATED), set(master_flags.OWN), set(master_flags.WITHOUT_EFFECT), set(master_flags.REFUSED)]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    assert "--default_kv_lease_ttl" in usage()
+
+
+def run(module, *arguments):
+    environment = {**os.environ, "TIDEPOOL_BINARY": binary()}
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process):
+    process.send_signal(signal.SIGTERM)
+    code = process.wait(30)
+    process.stderr.close()
+    return code
+
+
+def listening(port):
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_wrong_command_line_ends_with_2():
+    for module in ("mooncake.cli", "mooncake.cli_client"):
+        process = run(module, "--no_such_flag")
+        assert process.wait(30) == 2 and "no such flag" in process.stderr.read()
+        process.stderr.close()
+
+
+def test_master_client_and_dummy_client(tmp_path, key):
+    port, client_port, http_port, metrics = (free_port() for _ in range(4))
+    master = run(
+        "mooncake.cli", f"--port={port}", "--max_threads=2", f"--metrics_port={metrics}", "--rpc_address=127.0.0.1",
+        "--default_kv_lease_ttl=500", f"--data_dir={tmp_path / 'master'}",
+    )  # fmt: skip
+    lender = None
+    stores = []
+    try:
+        until("the master listens", lambda: listening(port) and master.poll() is None)
+        lender = run(
+            "mooncake.cli_client", f"--master_server_address=127.0.0.1:{port}", f"--port={client_port}", "--host=127.0.0.1",
+            "--global_segment_size=64 MB", "--enable_http_server", f"--http_port={http_port}", "--threads=1",
+        )  # fmt: skip
+
+        def segments():
+            assert lender.poll() is None
+            try:
+                return urllib.request.urlopen(f"http://127.0.0.1:{metrics}/get_all_segments", timeout=5).read().decode().strip()
+            except OSError:
+                return ""
+
+        until("a segment is mounted", segments)  # what SGLang waits for
+        for _ in range(2):
+            store = MooncakeDistributedStore()
+            until("the lender answers", lambda store=store: store.setup_dummy(64 * MIB, 16 * MIB, f"127.0.0.1:{client_port}") == 0)
+            stores.append(store)
+        one, two = stores
+        assert one.put(key, pattern(10_000)) == 0
+        assert two.get(key) == pattern(10_000)
+        (copy,) = two.get_replica_desc(key)
+        name = copy.get_memory_descriptor().buffer_descriptor.transport_endpoint
+        assert name == f"127.0.0.1:{client_port}"
+        config = ReplicateConfig()
+        config.preferred_segment = name
+        address = one.alloc_from_mem_pool(MIB)
+        assert address and one.put_from(f"{key}-2", address, MIB, config) == 0
+        assert one.alloc_from_mem_pool(64 * MIB) == 0
+        assert two.get_into(f"{key}-2", two.alloc_from_mem_pool(MIB), MIB) == MIB
+        health = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{http_port}/health", timeout=5).read())
+        assert health["status"] == "healthy"
+    finally:
+        for store in stores:
+            store.close()
+        if lender is not None:
+            assert ended(lender) == 0
+        assert ended(master) == 0
+    assert not listening(port) and not listening(client_port)
+
+
+def test_a_dummy_client_without_a_client(monkeypatch):
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    monkeypatch.delenv("TIDEPOOL_MASTERS", raising=False)
+    assert MooncakeDistributedStore().setup_dummy(MIB, MIB, f"127.0.0.1:{free_port()}") == -600
+    assert MooncakeDistributedStore().setup_dummy(MIB, MIB, "127.0.0.1") == -600
+
+
+def test_a_dummy_client_that_is_told_by_the_environment(cluster, monkeypatch):
+    monkeypatch.setenv("MOONCAKE_MASTER", cluster.addresses)
+    store = MooncakeDistributedStore()
+    assert store.setup_dummy(MIB, MIB, f"127.0.0.1:{free_port()}") == 0
+    assert store.close() == 0
+
+
+def test_init_all(cluster, monkeypatch):
+    monkeypatch.delenv("MOONCAKE_CONFIG_PATH", raising=False)
+    monkeypatch.setenv("MOONCAKE_MASTER", cluster.addresses)
+    store = MooncakeDistributedStore()
+    assert store.init_all("tcp", "", 0) == 0 and store.health_check() == 0
+    assert store.close() == 0
+    monkeypatch.delenv("MOONCAKE_MASTER")
+    assert store.init_all("tcp", "") == -600

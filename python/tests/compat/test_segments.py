@@ -1,0 +1,241 @@
+"""Memory that stores lend: at setup, while they run, and what becomes of it when they end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from compat.rig import MIB, Buffer, pattern, set_up, until
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store.connection import segment_name
+
+
+def names(store):
+    return {segment["name"] for segment in store._client.segments()}
+
+
+def pinned_to(name):
+    config = ReplicateConfig()
+    config.preferred_segment = name
+    return config
+
+
+def test_a_segment_comes_and_goes_with_its_store(make_store):
+    watcher, holder = make_store(segment=0), make_store(segment=32 * MIB)
+    name = holder.get_hostname()
+    (mounted,) = [segment for segment in watcher._client.segments() if segment["name"] == name]
+    assert mounted["capacity"] >= 31 * MIB
+    assert holder.close() == 0
+    until("the segment is gone", lambda: name not in names(watcher))
+
+
+def test_memory_is_lent_and_taken_back_while_running(store, key):
+    lent = store.allocate_and_mount_segment(16 * MIB)
+    assert lent["ret"] == 0 and lent["allocated_size"] >= 16 * MIB
+    (name,) = lent["segment_ids"]
+    until("it is mounted", lambda: name in names(store))
+    assert store.put(key, b"v", pinned_to(name)) == 0
+    (copy,) = store.get_replica_desc(key)
+    assert copy.get_memory_descriptor().buffer_descriptor.transport_endpoint == name
+    assert store.unmount_segment([name, "nope"]) == -1
+    until("it is gone", lambda: name not in names(store))
+    assert store.get(key) == b""
+    assert store.unmount_and_free_segment([name]) == -1
+    assert store.unmount_segment([]) == 0
+
+
+def test_a_grace_period_moves_what_is_there(store, key):
+    (name,) = store.allocate_and_mount_segment(16 * MIB)["segment_ids"]
+    until("it is mounted", lambda: name in names(store))
+    assert store.put(key, pattern(100_000), pinned_to(name)) == 0
+    assert store.unmount_and_free_segment([name], grace_period_seconds=20) == 0
+    assert store.get(key) == pattern(100_000)
+
+
+def test_what_cannot_be_lent(store):
+    assert store.allocate_and_mount_segment(0)["ret"] == -600
+    assert store.allocate_and_mount_segment(MIB, protocol="rdma")["ret"] == -600
+    assert store.mount_segment("file", MIB) == {"ret": -1, "segment_ids": []}
+    assert store.unmount_local_disk_segment() == 0
+
+
+def test_a_port_of_ones_own(make_store, cluster):
+    with socket.socket() as asking:
+        asking.bind(("127.0.0.1", 0))
+        port = asking.getsockname()[1]
+    store = make_store(hostname=f"127.0.0.1:{port}")
+    assert store.get_hostname() == f"127.0.0.1:{port}"
+    # The port is taken, the name is free: another store may not have both.
+    other = MooncakeDistributedStore()
+    assert set_up(other, cluster, hostname=f"localhost:{port}") == 0
+    assert other.get_hostname() == f"localhost:{port}"
+    other.close()
+
+
+@pytest.mark.parametrize("hostname", ["no.such.host.invalid", "localhost:99999", "localhost:x"])
+def test_names_that_are_none(cluster, hostname):
+    assert set_up(MooncakeDistributedStore(), cluster, hostname=hostname) == -600
+
+
+def test_a_long_host_name_makes_a_segment_name():
+    one = segment_name("a" * 80 + ".example", 12345)
+    assert len(one) <= 61 and one.endswith(":12345") and one != segment_name("a" * 81 + ".example", 12345)
+    assert segment_name("::1", 5) == "[::1]:5" and segment_name("fe80::1%eth0", 5) == "[fe80::1-eth0]:5"
+
+
+def test_setup_again_begins_anew(store, cluster, key):
+    store.put(key, b"v")
+    first = store.get_hostname()
+    assert set_up(store, cluster) == 0
+    assert store.get_hostname() != "" and store.get(key) == b""
+    until("the first segment is gone", lambda: first == store.get_hostname() or first not in names(store))
+
+
+def test_tenants_do_not_see_each_other(store, make_store, cluster, key):
+    from compat.rig import binary
+
+    subprocess.run([binary(), "tenant", "set", "t1", f"--masters={cluster.addresses}"], check=True, capture_output=True)
+    other = make_store(segment=0, tenant_id="t1")
+    assert store.put(key, b"default's") == 0
+    assert other.get(key) == b"" and other.put(key, b"t1's") == 0
+    assert store.get(key) == b"default's" and other.get(key) == b"t1's"
+    assert other.remove_all(True) == 1 and store.is_exist(key) == 1
+
+
+def test_the_http_endpoints(make_store):
+    import urllib.request
+
+    with socket.socket() as asking:
+        asking.bind(("127.0.0.1", 0))
+        port = asking.getsockname()[1]
+    store = make_store(segment=0, enable_client_http_server=True, client_http_port=port)
+
+    def get(path):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10).read().decode()
+
+    assert '"healthy"' in get("/health")
+    assert "tidepool_client_" in get("/metrics") and "tidepool_client_" in get("/metrics/summary")
+    with pytest.raises(OSError):
+        get("/nothing")
+    store.close()
+
+
+CHILD = """
+    import sys
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", sys.argv[1]) == 0
+    config = ReplicateConfig()
+    config.preferred_segment = store.get_hostname()
+    assert store.put(sys.argv[2], b"from the child", config) == 0
+    print(store.get_hostname(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def child(cluster, key):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD), cluster.addresses, key],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    name = process.stdout.readline().strip()
+    assert name
+    yield process, name
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_a_process_that_ends_leaves_by_itself(store, child, key):
+    process, name = child
+    assert store.get(key) == b"from the child"
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.wait(30) == 0
+    assert name not in names(store)
+    assert store.get(key) == b""
+
+
+# User report 94: terminating the launcher leaves processes, ports and shared memory.
+def test_case_094_sigterm_leaves_nothing(store, child, key):
+    process, name = child
+    port = int(name.rpartition(":")[2])
+    with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as listed:
+        assert listed.read() == "", "a store starts no process"
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+    until("what it held is no longer listed", lambda: store.is_exist(key) == 0, 60)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port))
+
+
+def test_a_killed_process_is_a_miss_and_not_wrong_bytes(store, child, key):
+    process, _ = child
+    process.kill()
+    process.wait()
+    memory = Buffer(100)
+
+    def gone():
+        result = store.get_into(key, memory.addr, 100)
+        assert result < 0 or memory[:result] == b"from the child"
+        return store.is_exist(key) == 0
+
+    until("its object is not listed", gone, 60)
+    assert store.put(f"{key}-after", b"v") == 0
+
+
+# User report 55: "cannot allocate memory" with plenty of it, because of the limit on locked memory.
+def test_case_055_no_locked_memory_is_needed(cluster, key):
+    script = textwrap.dedent(CHILD).replace("sys.stdin.readline()", "assert store.get(sys.argv[2]) == b'from the child'")
+    limited = f"import resource\nresource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n{script}"
+    subprocess.run([sys.executable, "-c", limited, cluster.addresses, key], check=True, capture_output=True, timeout=60)
+
+
+# User report 56: mounting a large segment took minutes. Memory is taken when it is written, so the size does not matter.
+def test_case_056_a_large_segment_is_there_at_once(make_store, key):
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    store = make_store(segment=pages * page // 4 * 3)
+    assert store.put(key, pattern(MIB)) == 0
+    assert store.get(key) == pattern(MIB)
+
+
+FORKED = """
+    import os, sys
+    from mooncake.store import MooncakeDistributedStore
+    store = MooncakeDistributedStore()
+    assert store.setup({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "global_segment_size": "32MB",
+                        "master_server_addr": sys.argv[1], "enable_client_http_server": "true", "client_http_port": sys.argv[2]}) == 0
+    assert store.put("before", b"v") == 0
+    child = os.fork()
+    if not child:
+        assert store.get("before") == b"" and store.put("in the child", b"v") < 0 and store.is_exist("before") <= 0
+        assert store.health_check() != 0
+        assert store.close() == 0
+        own = MooncakeDistributedStore()
+        print("setup in the child:", own.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", sys.argv[1]), flush=True)
+        sys.exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+    assert store.get("before") == b"v"
+    assert store.put("after", b"w") == 0 and store.get("after") == b"w"
+    assert store.close() == 0
+"""
+
+
+def test_a_child_made_by_fork_is_told_so_and_ends_nothing_of_its_parent(cluster):
+    with socket.socket() as asking:
+        asking.bind(("127.0.0.1", 0))
+        port = asking.getsockname()[1]
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKED), cluster.addresses, str(port)], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    assert "setup in the child:" in run.stdout

@@ -1,0 +1,198 @@
+"""Signals, forks, threads, and the end of the interpreter. Each in a process of its own, since each may end it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from support import until
+
+#: A script that hangs is a failure, not a wait.
+SCRIPT_WITHIN = 60
+
+
+def run(script: str, masters: str, *, expect: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script), masters],
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_WITHIN,
+    )
+    assert done.returncode == expect, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_fork_gets_an_error_and_may_connect_again(pool, key):
+    out = run(
+        f"""
+        import gc, os, sys, tidepool
+        store = tidepool.Store(sys.argv[1])
+        node = tidepool.LocalNode(sys.argv[1], 1 << 20)
+        store.put("{key}", b"x" * 100_000)
+        value = store.get("{key}")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                store.get("{key}")
+            except tidepool.errors.Unavailable as error:
+                assert "fork" in error.message, error
+            assert store.closed and value == b"x" * 100_000
+            again = tidepool.Store(sys.argv[1])
+            assert again.get("{key}") == b"x" * 100_000
+            store.close(); node.close()
+            del store, node, value
+            gc.collect()
+            again.close()
+            print("child", flush=True)
+            sys.exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, status
+        assert store.get("{key}") == b"x" * 100_000, "the parent goes on"
+        print("parent")
+        """,
+        pool.masters,
+    )
+    assert out.split() == ["child", "parent"]
+
+
+def test_a_fork_while_threads_are_busy(pool, key):
+    run(
+        f"""
+        import os, sys, threading, tidepool
+        store = tidepool.Store(sys.argv[1])
+        store.put("{key}", b"x" * 10_000)
+        stop = threading.Event()
+        def read():
+            while not stop.is_set():
+                assert store.get("{key}") == b"x" * 10_000
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads: thread.start()
+        for _ in range(10):
+            pid = os.fork()
+            if pid == 0:
+                own = tidepool.Store(sys.argv[1])
+                ok = own.get("{key}") == b"x" * 10_000
+                os._exit(0 if ok else 1)
+            _, status = os.waitpid(pid, 0)
+            assert status == 0, status
+        stop.set()
+        for thread in threads: thread.join()
+        """,
+        pool.masters,
+    )
+
+
+def test_interrupts_end_a_call_within_a_second(tmp_path):
+    """Against masters that accept and say nothing."""
+    script = """
+        import socket, sys, time, tidepool
+        silent = socket.socket(); silent.bind(("127.0.0.1", 0)); silent.listen()
+        print("ready", flush=True)
+        began = time.monotonic()
+        try:
+            tidepool.Store("127.0.0.1:%d" % silent.getsockname()[1], connect_deadline=60)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    out, _ = child.communicate(timeout=SCRIPT_WITHIN)
+    assert out == "interrupted\n" and child.returncode == 0
+    assert time.monotonic() - began < 10, "it waited for the deadline of 60 s"
+
+
+def test_the_interpreter_ends_with_everything_open(pool, key):
+    run(
+        f"""
+        import asyncio, sys, threading, tidepool
+        store = tidepool.Store(sys.argv[1])
+        node = tidepool.LocalNode(sys.argv[1], 1 << 20)
+        view = memoryview(tidepool.Memory(100))
+        store.put("{key}", b"x"); value = store.get("{key}")
+        loop = asyncio.new_event_loop()
+        pending = store.native.put_many(["{key}-2"], [bytes(8 << 20)], loop=loop)
+        def busy():
+            while True:
+                store.exist("{key}")
+        threading.Thread(target=busy, daemon=True).start()
+        """,
+        pool.masters,
+    )
+
+
+def test_threads_share_a_store(pool, key):
+    run(
+        f"""
+        import os, sys, threading, tidepool
+        store = tidepool.Store(sys.argv[1])
+        failures = []
+        def work(me):
+            try:
+                target = bytearray(1 << 20)
+                for round in range(20):
+                    name, payload = f"{key}-{{me}}-{{round}}", os.urandom(1 << 20)
+                    store.put(name, payload)
+                    assert store.get_into(name, target) == 1 << 20 and target == payload
+                    store.remove(name, force=True)
+            except BaseException as error:
+                failures.append(error)
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert not failures, failures
+        """,
+        pool.masters,
+    )
+
+
+def test_dev_leaves_nothing_behind():
+    out = run(
+        """
+        import os, subprocess, sys, tidepool
+        with tidepool.dev("64MiB") as pool:
+            with pool.store() as store:
+                store.put("a", b"x")
+            print(pool.pid)
+        """,
+        "",
+    )
+    assert not alive(int(out))
+
+
+def test_dev_goes_with_its_parent():
+    """Killed, so that nothing of the parent's can tidy up."""
+    out = run(
+        """
+        import os, signal, tidepool
+        pool = tidepool.dev("64MiB")
+        print(pool.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        "",
+        expect=-signal.SIGKILL,
+    )
+    until(lambda: not alive(int(out)), what="the end of the child")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_the_program_is_there():
+    done = subprocess.run(
+        [sys.executable, "-c", "from tidepool._program import main; main()", "--version"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("tidepool"), done
+    pytest.importorskip("tidepool")
