@@ -6,14 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Optional
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.buffers import BufferHandle
 from mooncake.store.deadlines import LOOK_S, bytes_of, for_put
 from mooncake.store.descriptors import ReplicaDescriptor, replicas_of
 from mooncake.store.lifecycle import Lifecycle
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 
@@ -136,7 +135,7 @@ class Objects(Lifecycle):
         return self._codes([key], lambda client: client.size_many([key], deadline=deadline, codes=True))[0]
 
     def remove(self, key: str, force: bool = False) -> int:
-        """Removes an object. -706 while a reader may be on it, unless `force`: its space is not reused before that reader is done."""
+        """Removes an object. -706 while a reader may be on it, unless `force`: its space is not reused before then."""
         return self.batch_remove([key], force)[0]
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
@@ -200,7 +199,7 @@ class Objects(Lifecycle):
         return {key: replicas for key, replicas in found.items() if replicas}
 
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
-        """Drops the copies on one segment (on all, when none is named) of objects that no reader may be on; the keys that it did for."""
+        """Drops the copies on one segment (all, when none is named) of objects that no reader may be on; the keys it did so for."""
         client = self._client
         if client is None or not keys:
             return []

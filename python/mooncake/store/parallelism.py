@@ -79,7 +79,7 @@ def shard_key(key: str, parallelism: Optional[TensorParallelism]) -> str:
 
 
 def partition_of(writer_partition: object) -> ParallelAxis:
-    """The axis that a `writer_partition` means: (rank, size, split_dim), a dict of these, or an object with them. ValueError for others."""
+    """The axis that a `writer_partition` means: (rank, size, split_dim), a dict of these, or an object that has them."""
     names = ("rank", "size", "split_dim")
     if isinstance(writer_partition, dict):
         values = [writer_partition.get(name) for name in names]

@@ -54,10 +54,9 @@ class Process:
 
     def start(self) -> None:
         self._ports.unlink(missing_ok=True)
-        log = open(self._directory / f"{self.name}.log", "ab")
         command = [binary(), *self._arguments, f"--port-file={self._ports}", f"--data-dir={self._directory / self.name}"]
-        self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        log.close()
+        with open(self._directory / f"{self.name}.log", "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def ports(self) -> dict:
         def read():
@@ -100,7 +99,8 @@ class Cluster:
         self.masters = [
             Process(
                 directory, f"master-{n + 1}", "master", f"--node-id={n + 1}", f"--members={members}", "--http-port=0",
-                f"--lease-ttl={int(LEASE_S * 1000)}ms", f"--lease-ttl-max={int(LEASE_S * 1000)}ms", "--election=lan", "--snapshot-on-shutdown=false",
+                f"--lease-ttl={int(LEASE_S * 1000)}ms", f"--lease-ttl-max={int(LEASE_S * 1000)}ms", "--election=lan",
+                "--snapshot-on-shutdown=false",
             )
             for n in range(masters)
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every name that the original's module has is there, takes the same arguments by the same names, and is on the documentation's page."""
+"""Every name that the original's module has is there, takes the same arguments, and is on the page of the documentation."""
 
 import inspect
 import pathlib

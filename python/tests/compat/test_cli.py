@@ -86,10 +86,14 @@ def test_several_masters():
 def test_snapshots(monkeypatch, tmp_path):
     monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path))
     arguments, _ = translated("--enable_snapshot", "--enable_snapshot_restore=true", "--snapshot_interval_seconds=60")
-    assert {f"--snapshot-url=file://{tmp_path}", f"--restore-from=file://{tmp_path}", "--snapshot-interval=60000ms"} <= set(arguments)
+    url = f"file://{tmp_path}"
+    assert {f"--snapshot-url={url}", f"--restore-from={url}", "--snapshot-interval=60000ms"} <= set(arguments)
 
 
-@pytest.mark.parametrize("text", ['{"default_kv_lease_ttl": 700, "client_live_ttl_sec": 4}', "default_kv_lease_ttl: 700 # ms\nclient_live_ttl_sec: 4\n"])
+@pytest.mark.parametrize(
+    "text",
+    ['{"default_kv_lease_ttl": 700, "client_live_ttl_sec": 4}', "default_kv_lease_ttl: 700 # ms\nclient_live_ttl_sec: 4\n"],
+)
 def test_a_file_of_flags(tmp_path, text):
     path = tmp_path / "master.conf"
     path.write_text(text)

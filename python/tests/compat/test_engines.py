@@ -103,7 +103,8 @@ def test_vllm_connector(cluster, key):
     assert memory[:] == before
     tiers = store.batch_get_replica_desc([*keys, "none"])
     assert list(tiers) == keys
-    assert all(each[0].is_memory_replica() and not each[0].is_disk_replica() and not each[0].is_local_disk_replica() for each in tiers.values())
+    for (copy,) in tiers.values():
+        assert copy.is_memory_replica() and not copy.is_disk_replica() and not copy.is_local_disk_replica()
     assert store.remove_all(force=True) >= 16
     assert store.unregister_buffer(memory.addr) == 0
     assert store.close() == 0 and store.close() == 0
@@ -121,7 +122,8 @@ def test_vllm_encoder_cache(make_store, key):
     store = make_store(segment=0)
     memory = Buffer(10_000)
     store.put(key, pattern(5000))
-    results = store.batch_get_into([key, f"{key}-none", key], [memory.addr, memory.addr + 6000, memory.addr + 7000], [6000, 100, 100])
+    at = [memory.addr, memory.addr + 6000, memory.addr + 7000]
+    results = store.batch_get_into([key, f"{key}-none", key], at, [6000, 100, 100])
     assert [type(each) for each in results] == [int] * 3
     assert results == [5000, -704, -600]
     assert set(results[1:]) <= {-200, -703, -704, -705, -900, -901, -600, -702, -707}
@@ -183,7 +185,11 @@ def test_a_buffer_that_changes_during_a_put_is_not_stored_under_the_wrong_key(ma
         memory[:] = old
         name = f"{key}-{turn}"
         result = {}
-        putting = threading.Thread(target=lambda name=name: result.update(code=store.put_from(name, memory.addr, size)))
+
+        def put(name=name, result=result):
+            result["code"] = store.put_from(name, memory.addr, size)
+
+        putting = threading.Thread(target=put)
         putting.start()
         memory[:] = new
         putting.join()

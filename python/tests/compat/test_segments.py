@@ -211,8 +211,8 @@ FORKED = """
     import os, sys
     from mooncake.store import MooncakeDistributedStore
     store = MooncakeDistributedStore()
-    assert store.setup({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "global_segment_size": "32MB",
-                        "master_server_addr": sys.argv[1], "enable_client_http_server": "true", "client_http_port": sys.argv[2]}) == 0
+    assert store.setup({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "master_server_addr": sys.argv[1],
+                        "global_segment_size": "32MB", "enable_client_http_server": "1", "client_http_port": sys.argv[2]}) == 0
     assert store.put("before", b"v") == 0
     child = os.fork()
     if not child:
