@@ -137,12 +137,13 @@ def test_tasks(pool, store, key):
         task = native.create_copy_task(key, ["other:1"])
         until(lambda: native.query_task(task)["state"] == "SUCCEEDED", what="the copy")
         assert {replica["segment"] for replica in store.stat(key)["replicas"]} == {"dram-0", "other:1"}
-        assert native.clear_replicas([key], "other:1") == [True]
-        task = native.create_move_task(key, "dram-0", "other:1")
+        moved = key + "-moved"
+        store.put(moved, b"x", tidepool.PutOptions(preferred_segments=["dram-0"]))
+        task = native.create_move_task(moved, "dram-0", "other:1")
         until(lambda: native.query_task(task)["state"] == "SUCCEEDED", what="the move")
-        assert {replica["segment"] for replica in store.stat(key)["replicas"]} == {"other:1"}
+        assert {replica["segment"] for replica in store.stat(moved)["replicas"]} == {"other:1"}
         with pytest.raises(errors.NotFound):
             native.query_task(1 << 60)
         with pytest.raises(errors.NotFound):
             native.create_copy_task(key, ["no-such-segment"])
-    assert not store.exist(key), "the only copy went with its node"
+    assert store.exist_many([key, moved]) == [True, False], "the only copy of one went with its node"

@@ -22,7 +22,7 @@ the memory alive until the call ended, and does not change it meanwhile; buffer 
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, Union, overload
+from typing import Any, List, Literal, TypedDict, Union
 
 Key = Union[str, bytes]
 #: Anything that exports a C-contiguous buffer (bytes, bytearray, memoryview, numpy arrays, Value, Memory), or a contiguous DLPack tensor on the CPU (torch).
@@ -217,7 +217,7 @@ class Client:
         deadline: Union[float, None] = None,
         codes: bool = False,
         loop: Loop = None,
-    ) -> list[Item]:
+    ) -> List[Item]:
         """PutResult an item; with codes 0 or negative. An object that existed is success (0) and stays. An empty value is INVALID_PARAMS."""
 
     def put_from_many(
@@ -232,16 +232,16 @@ class Client:
         codes: bool = False,
         unchecked: bool = False,
         loop: Loop = None,
-    ) -> list[Item]:
+    ) -> List[Item]:
         """As put_many, from addresses. A list of addresses gathers one object."""
 
     # Get.
-    def get_many(self, keys: Sequence[Key], *, deadline: Union[float, None] = None, loop: Loop = None) -> list[Item]:
+    def get_many(self, keys: Sequence[Key], *, deadline: Union[float, None] = None, loop: Loop = None) -> List[Item]:
         """Value an item: the memory that was received into."""
 
     def get_bytes_many(
         self, keys: Sequence[Key], *, deadline: Union[float, None] = None, missing: Any = ..., loop: Loop = None
-    ) -> list[Item]:
+    ) -> List[Item]:
         """bytes an item (one copy). With `missing`, that object in place of every ItemError (`missing=b""` for Mooncake's get)."""
 
     def get_into_many(
@@ -252,7 +252,7 @@ class Client:
         deadline: Union[float, None] = None,
         codes: bool = False,
         loop: Loop = None,
-    ) -> list[Item]:
+    ) -> List[Item]:
         """Payload bytes an item, written into the buffers in order; BUFFER_TOO_SMALL (-600) when the object is longer. A read-only buffer is
         BufferError. What is in a buffer after an error is undefined."""
 
@@ -266,12 +266,12 @@ class Client:
         codes: bool = False,
         unchecked: bool = False,
         loop: Loop = None,
-    ) -> list[Item]:
+    ) -> List[Item]:
         """As get_into_many, into addresses. A list of addresses scatters one object."""
 
     def get_range_many(
         self, keys: Sequence[Key], offsets: Sequence[int], lengths: Sequence[int], *, deadline: Union[float, None] = None, loop: Loop = None
-    ) -> list[Item]:
+    ) -> List[Item]:
         """Value an item: a part of the payload. A part that does not lie within the object is INVALID_PARAMS."""
 
     def get_range_into_many(
@@ -283,7 +283,7 @@ class Client:
         deadline: Union[float, None] = None,
         codes: bool = False,
         loop: Loop = None,
-    ) -> list[Item]:
+    ) -> List[Item]:
         """Bytes an item; each buffer is filled whole, from that offset of the payload."""
 
     def get_range_into_addresses_many(
@@ -297,20 +297,20 @@ class Client:
         codes: bool = False,
         unchecked: bool = False,
         loop: Loop = None,
-    ) -> list[Item]: ...
+    ) -> List[Item]: ...
 
     # Look.
     def exist_many(
         self, keys: Sequence[Key], *, deadline: Union[float, None] = None, codes: bool = False, loop: Loop = None
-    ) -> list[Item]:
+    ) -> List[Item]:
         """bool an item; with codes 1, 0 or negative. Grants leases."""
 
     def size_many(
         self, keys: Sequence[Key], *, deadline: Union[float, None] = None, codes: bool = False, loop: Loop = None
-    ) -> list[Item]:
+    ) -> List[Item]:
         """Payload bytes an item, from the directory. OBJECT_NOT_FOUND (-704) for a miss, NotReady (-703) while it is being put. Grants no lease."""
 
-    def stat_many(self, keys: Sequence[Key], *, deadline: Union[float, None] = None, loop: Loop = None) -> list[Item]:
+    def stat_many(self, keys: Sequence[Key], *, deadline: Union[float, None] = None, loop: Loop = None) -> List[Item]:
         """StatDict an item. Touches neither leases nor recency."""
 
     def list(
@@ -335,7 +335,7 @@ class Client:
         deadline: Union[float, None] = None,
         codes: bool = False,
         loop: Loop = None,
-    ) -> list[Item]:
+    ) -> List[Item]:
         """None an item; with codes 0 or negative. OBJECT_HAS_LEASE (-706) while a reader may be on it, unless `force`."""
 
     def remove_matching(
@@ -359,10 +359,10 @@ class Client:
         deadline: Union[float, None] = None,
         codes: bool = False,
         loop: Loop = None,
-    ) -> list[Item]: ...
+    ) -> List[Item]: ...
     def clear_replicas(
         self, keys: Sequence[Key], segment: str = "", *, deadline: Union[float, None] = None, loop: Loop = None
-    ) -> list[Item]:
+    ) -> List[Item]:
         """bool an item: whether its replicas on that segment ("": on all) went. False: leased, being put, or none there."""
 
     # Tasks of the masters.
@@ -390,14 +390,14 @@ class Client:
     def cancel_task(self, task_id: int, *, deadline: Union[float, None] = None, loop: Loop = None) -> None: ...
 
     # The cluster.
-    def segments(self, *, deadline: Union[float, None] = None, loop: Loop = None) -> list[SegmentDict]: ...
+    def segments(self, *, deadline: Union[float, None] = None, loop: Loop = None) -> List[SegmentDict]: ...
     def ping(self, *, deadline: Union[float, None] = None, loop: Loop = None) -> float:
         """Asks the leader for something small; seconds it took. TidepoolError when none answered."""
 
     def leader(self) -> Union[str, None]:
         """"host:port" of the master that leads, as far as this client knows now."""
 
-    def masters(self) -> list[str]: ...
+    def masters(self) -> List[str]: ...
     def metrics(self) -> dict[str, int]: ...
 
 class LocalNode:
