@@ -9,10 +9,10 @@ import sys
 import urllib.request
 
 import pytest
-
-from compat.rig import MIB, binary, free_port, pattern, until
 from mooncake.cli import flags, master_flags, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+from compat.rig import MIB, binary, free_port, pattern, until
 
 
 def translated(*arguments):
@@ -122,6 +122,13 @@ def ended(process):
 def listening(port):
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_program_is_the_one_of_the_installation():
+    run = subprocess.run([sys.executable, "-m", "mooncake.cli", "--version"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and run.stdout.startswith("tidepool"), run.stderr
+    run = subprocess.run([sys.executable, "-m", "mooncake.cli", "--help"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and "--default_kv_lease_ttl" in run.stdout
 
 
 def test_a_wrong_command_line_ends_with_2():

@@ -6,9 +6,9 @@ Their sources were read for the calls (engine integration of this project's note
 import asyncio
 
 import pytest
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from compat.rig import MIB, Buffer, pattern, set_up, until
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 
 @pytest.fixture(autouse=True)
