@@ -1,6 +1,8 @@
 """What is told of copies and tasks, in the shapes that Mooncake tells them in."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from mooncake.store.enums import ReplicaStatus, TaskStatus, TaskType
 
@@ -116,7 +118,7 @@ def replicas_of(stat: dict) -> list[ReplicaDescriptor]:
     return found
 
 
-def task_of(task: dict, task_id: tuple[int, int]) -> QueryTaskResponse:
+def task_of(task: Mapping[str, Any], task_id: tuple[int, int]) -> QueryTaskResponse:
     """A task of the masters, as an answer of `query_task`."""
     answer = QueryTaskResponse()
     answer.id = task_id

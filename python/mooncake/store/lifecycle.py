@@ -4,15 +4,14 @@ import atexit
 import logging
 import threading
 import weakref
-from typing import Optional
-
-from tidepool import _native
+from typing import Any, Callable, Optional
 
 from mooncake.store import codes, local_clients
 from mooncake.store.connection import Connection
 from mooncake.store.host_memory import MemoryPool
 from mooncake.store.sessions import Sessions
 from mooncake.store.settings import DEADLINE_S, DEFAULT_HTTP_PORT, Settings
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 
@@ -23,7 +22,7 @@ _POSITIONAL = (
     "master_server_addr", "engine", "enable_ssd_offload", "ssd_offload_path", "tenant_id", "enable_client_http_server",
     "client_http_port",
 )  # fmt: skip
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "engine": None,
     "enable_ssd_offload": False,
     "ssd_offload_path": "",
@@ -31,7 +30,7 @@ _DEFAULTS = {
     "enable_client_http_server": False,
     "client_http_port": DEFAULT_HTTP_PORT,
 }
-_KINDS = {
+_KINDS: dict[str, type] = {
     "global_segment_size": int, "local_buffer_size": int, "enable_ssd_offload": bool, "enable_client_http_server": bool,
     "client_http_port": int,
 }  # fmt: skip
@@ -46,7 +45,7 @@ class Lifecycle:
     """A store before `setup`, and after it. `_client` is None while it is not set up."""
 
     def __init__(self) -> None:
-        self._client: Optional[object] = None
+        self._client: Optional[_native.Client] = None
         self._setup_failed = False
         self._connection: Optional[Connection] = None
         self._buffer_bytes = 0
@@ -96,7 +95,7 @@ class Lifecycle:
 
         return self._set_up(settings)
 
-    def _set_up(self, settings_of) -> int:
+    def _set_up(self, settings_of: Callable[[], Settings]) -> int:
         with self._lifecycle:
             self.close()
             self._setup_failed = True
@@ -185,11 +184,11 @@ class Lifecycle:
             return codes.OK
 
 
-def _bound(args: tuple, kwargs: dict) -> dict:
+def _bound(args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments by name, in their types. TypeError names what does not fit."""
     if len(args) > len(_POSITIONAL):
         raise TypeError(f"setup() got {len(args)} positional arguments; {_FORMS}")
-    bound = dict(zip(_POSITIONAL, args))
+    bound: dict[str, Any] = dict(zip(_POSITIONAL, args))
     for name, value in kwargs.items():
         if name not in _POSITIONAL:
             raise TypeError(f"setup() got an unexpected keyword argument '{name}'; {_FORMS}")

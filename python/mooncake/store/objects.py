@@ -4,7 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from mooncake.store import codes
 from mooncake.store.buffers import BufferHandle
@@ -33,7 +33,7 @@ def code_of(error: BaseException) -> int:
 RAISED = (_native.TidepoolError, ConfigRefused, ValueError, OverflowError, BufferError)
 
 
-def _contiguous(value: object) -> object:
+def _contiguous(value: Any) -> Any:
     """The value as one run of bytes; a copy when it is not one."""
     view = memoryview(value)
     return value if view.c_contiguous else view.tobytes()

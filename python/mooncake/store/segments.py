@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Sequence
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.environment import warn_once
 from mooncake.store.objects import RAISED, code_of
 from mooncake.store.tasks import Tasks
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 
@@ -54,7 +53,7 @@ class Segments(Tasks):
             return codes.INVALID_PARAMS
         known = [name for name in segment_ids if name in connection.nodes]
         if grace_period_seconds and known:
-            self._drain(known, grace_period_seconds)
+            self._drain(connection.client, known, grace_period_seconds)
         failed = len(known) < len(segment_ids)
         for name in known:
             node = connection.nodes.pop(name, None)
@@ -66,8 +65,7 @@ class Segments(Tasks):
                 failed = True
         return -1 if failed else codes.OK
 
-    def _drain(self, names: Sequence[str], seconds: float) -> None:
-        client = self._client
+    def _drain(self, client: _native.Client, names: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         try:
             task = client.create_drain_task(names)

@@ -34,7 +34,7 @@ class ZeroCopy(Objects):
         config: Optional[ReplicateConfig] = None,
     ) -> int:
         """Stores the metadata and after it the data, as one object."""
-        pointers, sizes = (metadata_buffer_ptr, buffer_ptr), (metadata_size, size)
+        pointers, sizes = [metadata_buffer_ptr, buffer_ptr], [metadata_size, size]
         if not metadata_size:
             pointers, sizes = pointers[1:], sizes[1:]
         return self._put_from([key], [pointers], [sizes], sum(sizes), config, False)[0]
