@@ -1,9 +1,14 @@
 """Three masters, whose leader dies under load."""
 
+import os
+import signal
 import threading
 import time
 
+import pytest
+
 import tidepool
+from tidepool import errors
 from support import until
 
 
@@ -46,3 +51,30 @@ def test_calls_go_on_after_the_leader_died(quorum):
     assert store.leader() in quorum.roles
     assert all(store.exist_many(acknowledged)), "an acknowledged put is lost"
     store.close()
+
+
+def test_calls_end_by_their_deadline_when_nobody_moves():
+    """The whole pool is stopped: sockets stay open, nothing answers. A hang is a failure by the test's own limit."""
+    with tidepool.dev("64MiB") as pool, pool.store() as store:
+        store.put("k", b"x" * 1000)
+        target = bytearray(1000)
+        os.kill(pool.pid, signal.SIGSTOP)
+        try:
+            for call in (
+                lambda: store.get("k", deadline=0.2),
+                lambda: store.get_into("k", target, deadline=0.2),
+                lambda: store.put("other", target, deadline=0.2),
+                lambda: store.exist("k", deadline=0.2),
+                lambda: store.remove("k", deadline=0.2),
+                lambda: list(store.list(deadline=0.2)),
+                lambda: store.segments(deadline=0.2),
+                lambda: store.ping(deadline=0.2),
+                lambda: store.native.create_copy_task("k", ["dram-0"], deadline=0.2),
+            ):
+                with pytest.raises(errors.DeadlineExceeded):
+                    call()
+            assert all(not found for found in store.exist_many(["k"] * 100, deadline=0.2))
+            target.append(1)  # nothing holds it any more
+        finally:
+            os.kill(pool.pid, signal.SIGCONT)
+        assert store.get("k", deadline=30.0) == b"x" * 1000, "the store goes on"
