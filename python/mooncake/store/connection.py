@@ -7,10 +7,11 @@ import re
 import socket
 from typing import Optional
 
+from tidepool import _native
+
 from mooncake.store import environment
 from mooncake.store.http_server import HttpServer
 from mooncake.store.settings import Settings
-from tidepool import _native
 
 #: A host name without a port gets one of these, as in Mooncake.
 PORT_MIN = 12300

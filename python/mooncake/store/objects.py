@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from tidepool import _native
+
 from mooncake.store import codes
 from mooncake.store.buffers import BufferHandle
 from mooncake.store.deadlines import LOOK_S, bytes_of, for_put
 from mooncake.store.descriptors import ReplicaDescriptor, replicas_of
 from mooncake.store.lifecycle import Lifecycle
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
-from tidepool import _native
+from mooncake.store.sources import COPIED_BYTES_MAX, frozen
 
 log = logging.getLogger("mooncake.store")
 
@@ -78,7 +80,10 @@ class Objects(Lifecycle):
         try:
             options = put_options(config, upsert)
             groups = group_names(config, len(keys))
-            deadline = for_put(self._deadline, bytes_of(values))
+            total = bytes_of(values)
+            deadline = for_put(self._deadline, total)
+            if total < COPIED_BYTES_MAX:
+                values = list(map(frozen, values))
             try:
                 return client.put_many(keys, values, options, groups=groups, deadline=deadline, codes=True)
             except BufferError:

@@ -7,8 +7,9 @@ import ctypes
 import struct
 from typing import Any, Optional
 
-from mooncake.store.parallelism import AXES_MAX, KINDS, ParallelAxis, TensorParallelism
 from tidepool import _native
+
+from mooncake.store.parallelism import AXES_MAX, KINDS, ParallelAxis, TensorParallelism
 
 HEADER_BYTES = 304
 DIMENSIONS_MAX = 8
