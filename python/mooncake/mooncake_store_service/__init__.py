@@ -83,7 +83,7 @@ class MooncakeStoreService:
         self.mounted_segment_ids: list[str] = []
         self.port = 0
         self._runner: Optional[web.AppRunner] = None
-        self._mounts = asyncio.Lock()
+        self._mounts: Optional[asyncio.Lock] = None  # made in the event loop: Python 3.9 binds it to the one that runs
 
     async def start_store_service(
         self, max_wait_time: float = 60.0, shutdown_event: Optional[asyncio.Event] = None
@@ -120,6 +120,7 @@ class MooncakeStoreService:
 
     async def start_http_service(self, port: int = 8080, host: str = "127.0.0.1") -> bool:
         """Whether it listens now; port 0 takes a free one (`self.port`)."""
+        self._mounts = asyncio.Lock()
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.add_routes(
             [
@@ -146,6 +147,10 @@ class MooncakeStoreService:
             return False
         self.port = self._runner.addresses[0][1]
         return True
+
+    def _one_at_a_time(self) -> asyncio.Lock:
+        assert self._mounts is not None, "requests come through the server"
+        return self._mounts
 
     def _opened(self) -> MooncakeDistributedStore:
         if self.store is None:
@@ -213,7 +218,7 @@ class MooncakeStoreService:
     @_answering
     async def handle_mount(self, request: web.Request) -> web.Response:
         size = _positive(await _body(request), "size")
-        async with self._mounts:
+        async with self._one_at_a_time():
             result = await self._mount(size)
         return _json(200, {"status": "success", **{k: result[k] for k in ("segment_ids", "allocated_size")}})
 
@@ -223,7 +228,7 @@ class MooncakeStoreService:
         names = told.get("segment_ids")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise Refused(400, "Missing segment_ids")
-        async with self._mounts:
+        async with self._one_at_a_time():
             await self._unmount(names, int(told.get("grace_period_seconds", 0)))
         return _json(200, {"status": "success"})
 
@@ -246,7 +251,7 @@ class MooncakeStoreService:
         mode = str(told.get("mode", "")).lower()
         if mode not in ("decode", "prefill"):
             raise Refused(400, "Invalid mode. Use 'decode' or 'prefill'")
-        async with self._mounts:
+        async with self._one_at_a_time():
             before = list(self.mounted_segment_ids)
             if mode == "decode":
                 await self._mount(_positive(told, "size"))
