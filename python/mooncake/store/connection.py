@@ -32,13 +32,14 @@ class Connection:
         """Raises TidepoolError when no leader answered or the memory could not be lent, ValueError for a name that is none."""
         self.settings = settings
         self._process = os.getpid()
-        self.nodes: dict[str, object] = {}
+        self.nodes: dict[str, _native.LocalNode] = {}
         self._http: Optional[HttpServer] = None
+        self._client: Optional[_native.Client] = None
         host, port, self._held = _own_name(settings.local_hostname)
         self.hostname = segment_name(host, port)
         self._host = host
         try:
-            self.client = _native.Client(
+            self._client = _native.Client(
                 settings.masters,
                 tenant=settings.tenant,
                 deadline=settings.deadline,
@@ -47,12 +48,17 @@ class Connection:
             if settings.segment_bytes:
                 self.lend(self.hostname, settings.segment_bytes, port if self._held else 0)
             if settings.http_port:
-                self._http = HttpServer(_address_of(host), settings.http_port, self.client)
+                self._http = HttpServer(_address_of(host), settings.http_port, self._client)
         except BaseException:
             self.close()
             raise
 
-    def lend(self, name: str, size: int, port: int = 0) -> object:
+    @property
+    def client(self) -> _native.Client:
+        assert self._client is not None, "a connection is made with its client"
+        return self._client
+
+    def lend(self, name: str, size: int, port: int = 0) -> _native.LocalNode:
         """Mounts `size` bytes of new memory as the segment `name`; its replicas go when it is closed."""
         if port and self._held is not None:
             self._held.close()
@@ -78,9 +84,8 @@ class Connection:
         if self._held is not None:
             self._held.close()
             self._held = None
-        client = getattr(self, "client", None)
-        if client is not None:
-            client.close()
+        if self._client is not None:
+            self._client.close()
 
 
 def _own_name(local_hostname: str) -> tuple[str, int, Optional[socket.socket]]:
@@ -136,7 +141,7 @@ def _address_of(host: str) -> str:
     except OSError as error:
         raise ValueError(f"local_hostname '{host}' has no address: {error}") from error
     plain = [entry[4][0] for entry in found if entry[0] == socket.AF_INET]
-    return plain[0] if plain else found[0][4][0]
+    return str(plain[0] if plain else found[0][4][0])
 
 
 def _hold(host: str, port: int) -> Optional[socket.socket]:
