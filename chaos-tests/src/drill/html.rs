@@ -55,6 +55,7 @@ fn page(fault: DrillFault, options: &DrillOptions, rounds: &[Round], filler_lost
         if sum.equal { "equal" } else { "<span class=\"no\">different</span>" },
     )?;
     for (name, s) in sum.rows() {
+        let Some(s) = s else { continue };
         write!(out, "<tr><td>{name}<td>{:.1}<td>{:.1}<td>{:.1}<td>{:.1}</tr>", s.min, s.p50, s.p99, s.max)?;
     }
     out.push_str(

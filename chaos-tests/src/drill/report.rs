@@ -91,6 +91,7 @@ pub(super) fn summarise(
         Format::Table => {
             println!();
             for (name, spread) in sum.rows() {
+                let Some(spread) = spread else { continue };
                 println!(
                     "{name:<22} min {:>8.1}  p50 {:>8.1}  p99 {:>8.1}  max {:>8.1} ms",
                     spread.min, spread.p50, spread.p99, spread.max
@@ -120,16 +121,19 @@ pub(super) struct Summary {
     read: Spread,
     gap: Spread,
     call: Spread,
-    detect: Spread,
-    elect: Spread,
-    commit: Spread,
-    reroute: Spread,
+    // None where no leader was lost.
+    detect: Option<Spread>,
+    elect: Option<Spread>,
+    commit: Option<Spread>,
+    reroute: Option<Spread>,
 }
 
 impl Summary {
     pub(super) fn of(rounds: &[Round], filler_lost: u64) -> Summary {
         let spread =
             |pick: fn(&Round) -> Option<f64>| Spread::of(&rounds.iter().filter_map(pick).collect::<Vec<f64>>());
+        let part =
+            |pick: fn(&Round) -> Option<f64>| rounds.iter().any(|round| pick(round).is_some()).then(|| spread(pick));
         let lost = rounds.iter().map(Round::rpo_lost).sum::<u64>() + filler_lost;
         let gaps: Vec<f64> = rounds.iter().flat_map(|round| round.outage.client_gaps_ms.clone()).collect();
         Summary {
@@ -140,20 +144,20 @@ impl Summary {
             read: spread(|r| r.outage.rto_read_ms),
             gap: Spread::of(&gaps),
             call: spread(|r| Some(r.outage.longest_call_ms)),
-            detect: spread(|r| r.breakdown.detect_ms),
-            elect: spread(|r| r.breakdown.elect_ms),
-            commit: spread(|r| r.breakdown.commit_ms),
-            reroute: spread(|r| r.breakdown.reroute_ms),
+            detect: part(|r| r.breakdown.detect_ms),
+            elect: part(|r| r.breakdown.elect_ms),
+            commit: part(|r| r.breakdown.commit_ms),
+            reroute: part(|r| r.breakdown.reroute_ms),
         }
     }
 
     /// Named, as a table shows them.
-    pub(super) fn rows(&self) -> [(&'static str, Spread); 8] {
+    pub(super) fn rows(&self) -> [(&'static str, Option<Spread>); 8] {
         [
-            ("rto write", self.write),
-            ("rto read", self.read),
-            ("worst gap of a client", self.gap),
-            ("longest call", self.call),
+            ("rto write", Some(self.write)),
+            ("rto read", Some(self.read)),
+            ("worst gap of a client", Some(self.gap)),
+            ("longest call", Some(self.call)),
             ("  until it is missed", self.detect),
             ("  until another leads", self.elect),
             ("  until a put is acked", self.commit),

@@ -70,6 +70,15 @@ impl<'a> Spawned<'a> {
         })
     }
 
+    async fn wait_for_another(&mut self, leader: usize) -> Result<()> {
+        let give_up = std::time::Instant::now() + RECOVER_WITHIN;
+        while self.cluster.leader(RECOVER_WITHIN).await? == leader {
+            ensure!(std::time::Instant::now() < give_up, "after {RECOVER_WITHIN:?} the same master leads");
+            tokio::time::sleep(POLL_EVERY).await;
+        }
+        Ok(())
+    }
+
     /// Publishes what there is, then loses every master and its disk, and starts them to restore it.
     async fn lose_and_restore(&mut self, leader: usize) -> Result<(Fault, u64)> {
         // What was acknowledged before the snapshot was asked for is in it.
@@ -129,7 +138,11 @@ impl Quorum for Spawned<'_> {
         match self.fault {
             DrillFault::Transfer => {
                 let at_ns = monotonic_ns();
-                admin::transfer_leader(self.cluster.masters[leader].rpc, 0).await?;
+                if let Err(error) = admin::transfer_leader(self.cluster.masters[leader].rpc, 0).await {
+                    // A standby that was too slow to take over: then an election decides, and may decide for another.
+                    tracing::warn!("{error:#}");
+                    self.wait_for_another(leader).await.map_err(|late| error.context(late))?;
+                }
                 let fault = Fault { at_ns, certain_ns: monotonic_ns() };
                 return Ok(Struck { at: Some(leader), name, fault, saved_until_ns: None });
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::cpu::CPU_GROUPS;
+use super::cpu::{CPU_GROUPS, MEMORY_GROUPS};
 
 /// Everything that a laboratory puts where others see it begins with it.
 const PREFIX: &str = "tidepool-lab-";
@@ -43,7 +43,7 @@ pub fn run() -> Result<Vec<PathBuf>> {
         std::fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))?;
         removed.push(path);
     }
-    for path in orphans(Path::new(CPU_GROUPS)) {
+    for path in [CPU_GROUPS, MEMORY_GROUPS].iter().flat_map(|at| orphans(Path::new(at))) {
         remove_group(&path);
         removed.push(path);
     }
@@ -52,7 +52,7 @@ pub fn run() -> Result<Vec<PathBuf>> {
 
 /// What laboratories whose process is gone have left.
 pub fn left_over() -> Vec<PathBuf> {
-    [std::env::temp_dir(), PathBuf::from(CPU_GROUPS)].iter().flat_map(|at| orphans(at)).collect()
+    [std::env::temp_dir(), CPU_GROUPS.into(), MEMORY_GROUPS.into()].iter().flat_map(|at| orphans(at)).collect()
 }
 
 fn orphans(at: &Path) -> Vec<PathBuf> {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
-pub use cpu::CpuQuota;
+pub use cpu::{CpuQuota, MemoryLimit};
 pub use disk::Disk;
 pub use isolation::Refused;
 pub use network::{Direction, Host, Network};

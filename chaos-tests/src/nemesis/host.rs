@@ -1,10 +1,10 @@
-//! Hosts whose wall clock jumps or whose processor is taken away.
+//! Hosts whose wall clock jumps, whose processor is taken away or whose memory ends.
 
 use anyhow::{Result, anyhow, ensure};
 
 use super::{Nemesis, Who, stamped};
 use crate::cluster::Cluster;
-use crate::lab::{CpuQuota, Knob};
+use crate::lab::{CpuQuota, Knob, MemoryLimit};
 use crate::process::Fault;
 
 /// The wall clock of a master jumps. Needs built-in faults.
@@ -75,5 +75,49 @@ impl Nemesis for Starve {
         let throttled = quota.throttled()?;
         ensure!(throttled > 0, "{} was never held back", self.who.name());
         Ok(format!("{} was held back {throttled} times", self.who.name()))
+    }
+}
+
+/// A role may take hardly any more memory, and is killed by the kernel when it does.
+pub struct OutOfMemory {
+    /// Who.
+    pub who: Who,
+    /// How much more it may take.
+    pub more_bytes: u64,
+    limit: Option<MemoryLimit>,
+}
+
+impl OutOfMemory {
+    /// For this role.
+    pub fn of(who: Who, more_bytes: u64) -> OutOfMemory {
+        OutOfMemory { who, more_bytes, limit: None }
+    }
+}
+
+impl Nemesis for OutOfMemory {
+    fn describe(&self) -> String {
+        format!("{} may take {} bytes of memory more", self.who.name(), self.more_bytes)
+    }
+
+    fn inject(&mut self, cluster: &mut Cluster) -> Result<Fault> {
+        let id = self.who.of(cluster)?.id().ok_or_else(|| anyhow!("{} was never started", self.who.name()))?;
+        stamped(|| {
+            self.limit = Some(MemoryLimit::limit(id, self.more_bytes)?);
+            Ok(())
+        })
+    }
+
+    fn heal(&mut self, cluster: &mut Cluster) -> Result<()> {
+        self.limit = None;
+        let role = self.who.of(cluster)?;
+        if role.is_running()? { Ok(()) } else { role.start() }
+    }
+
+    fn evidence(&mut self, cluster: &mut Cluster) -> Result<String> {
+        let limit = self.limit.as_ref().ok_or_else(|| anyhow!("{} is not limited", self.who.name()))?;
+        let met = limit.met()?;
+        ensure!(met > 0, "{} never met its limit", self.who.name());
+        let end = self.who.of(cluster)?.process()?.exited()?;
+        Ok(format!("{} met its limit {met} times and ended: {end:?}", self.who.name()))
     }
 }
