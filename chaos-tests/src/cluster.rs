@@ -5,13 +5,18 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use tidepool_proto::v1::StatusResponse;
+
+mod place;
+mod role;
 
 use crate::admin;
 use crate::digests::{self, DigestComparison};
-use crate::ports;
-use crate::process::{Fault, Input, Launch, Lifetime, Process, Signal, Usage};
+use crate::process::Lifetime;
+pub use place::Ground;
+use place::{Place, places};
+pub use role::Role;
 
 /// How long a pool may take to boot on a slow, shared machine.
 const BOOT_WITHIN: Duration = Duration::from_secs(60);
@@ -41,6 +46,12 @@ pub struct ClusterOptions {
     pub master_arguments: Vec<String>,
     /// Extra arguments of every datanode.
     pub datanode_arguments: Vec<String>,
+    /// What it stands on.
+    pub ground: Ground,
+    /// In a laboratory: every master has a file system of so many bytes for itself.
+    pub disk_bytes: Option<u64>,
+    /// Whether masters are started with faults that can be switched on (`Role::preload`).
+    pub built_in_faults: bool,
 }
 
 impl ClusterOptions {
@@ -56,118 +67,9 @@ impl ClusterOptions {
             lifetime: Lifetime::WithOwner,
             master_arguments: Vec::new(),
             datanode_arguments: Vec::new(),
-        }
-    }
-}
-
-/// One role process: how it is started, and the running child if there is one.
-pub struct Role {
-    launch: Launch,
-    lifetime: Lifetime,
-    process: Option<Process>,
-    /// RPC (and data) address.
-    pub rpc: SocketAddr,
-    /// HTTP address.
-    pub http: SocketAddr,
-    /// Data directory.
-    pub data_dir: PathBuf,
-}
-
-impl Role {
-    fn describe(options: &ClusterOptions, name: String, ports: &[u16], own: &[&str], extra: &[String]) -> Role {
-        let [rpc, http] = [0, 1].map(|at| SocketAddr::from(([127, 0, 0, 1], ports[at])));
-        let data_dir = options.work_dir.join(&name);
-        let mut arguments: Vec<String> = own.iter().map(|word| word.to_string()).collect();
-        for (flag, value) in [
-            ("--listen", rpc.to_string()),
-            ("--http-port", http.port().to_string()),
-            ("--data-dir", data_dir.display().to_string()),
-        ] {
-            arguments.extend([flag.to_owned(), value]);
-        }
-        arguments.extend(extra.iter().cloned());
-        let log = options.work_dir.join(format!("{name}.log"));
-        let launch = Launch { name, binary: options.binary.clone(), arguments, environment: Vec::new(), log };
-        Role { launch, lifetime: options.lifetime, process: None, rpc, http, data_dir }
-    }
-
-    /// Starts it, at the same addresses and over the same data directory as before.
-    pub fn start(&mut self) -> Result<()> {
-        if let Some(process) = self.process.as_mut()
-            && process.exited()?.is_none()
-        {
-            bail!("{} runs already", self.launch.name);
-        }
-        self.process = Some(Process::spawn(&self.launch, self.lifetime, Input::Null)?);
-        Ok(())
-    }
-
-    /// From the next start on it has these arguments too.
-    pub fn add_arguments(&mut self, arguments: &[&str]) {
-        self.launch.arguments.extend(arguments.iter().map(|word| word.to_string()));
-    }
-
-    /// The binary of the next start: an upgrade, or the way back.
-    pub fn set_binary(&mut self, binary: &Path) {
-        self.launch.binary = binary.to_owned();
-    }
-
-    /// SIGTERM, and the end that the role chooses; answers when the signal was sent.
-    pub async fn stop(&mut self, within: Duration) -> Result<u64> {
-        let process = self.process()?;
-        let at_ns = process.signal(Signal::TERM)?;
-        let status = process.wait(within).await?;
-        if !status.success() {
-            bail!("{} ended badly ({status}); its log ends:\n{}", self.launch.name, self.log_tail());
-        }
-        Ok(at_ns)
-    }
-
-    fn log_tail(&self) -> String {
-        crate::process::log_tail(&self.launch.log)
-    }
-
-    /// The same, instead of what an argument of this name was before.
-    pub fn set_argument(&mut self, name: &str, value: &str) {
-        let arguments = &mut self.launch.arguments;
-        if let Some(at) = arguments.iter().position(|word| word == name) {
-            arguments.drain(at..arguments.len().min(at + 2));
-        }
-        self.add_arguments(&[name, value]);
-    }
-
-    /// The child, running or ended.
-    pub fn process(&mut self) -> Result<&mut Process> {
-        self.process.as_mut().ok_or_else(|| anyhow!("{} was never started", self.launch.name))
-    }
-
-    /// SIGKILL.
-    pub fn kill(&mut self) -> Result<Fault> {
-        self.process()?.kill()
-    }
-
-    /// CPU and memory.
-    pub fn usage(&mut self) -> Result<Usage> {
-        self.process()?.usage()
-    }
-
-    /// Name in messages.
-    pub fn name(&self) -> &str {
-        &self.launch.name
-    }
-    /// Process id of the last start.
-    pub fn id(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::id)
-    }
-    /// Its log file.
-    pub fn log(&self) -> &Path {
-        &self.launch.log
-    }
-    /// Whether it was started and has not ended.
-    pub fn is_running(&mut self) -> Result<bool> {
-        match self.process.as_mut() {
-            Some(process) => Ok(process.exited()?.is_none()),
-            None => Ok(false),
+            ground: Ground::default(),
+            disk_bytes: None,
+            built_in_faults: false,
         }
     }
 }
@@ -205,41 +107,51 @@ impl Cluster {
 
     /// Lays out roles, addresses and directories without starting anything.
     pub fn describe(options: ClusterOptions) -> Result<Cluster> {
-        let ports = ports::reserve(2 * (options.masters + options.datanodes))?;
-        let (master_ports, datanode_ports) = ports.split_at(2 * options.masters);
+        std::fs::create_dir_all(&options.work_dir)
+            .with_context(|| format!("work directory {}", options.work_dir.display()))?;
+        let names = |kind: &str, count: usize| (1..=count).map(|n| format!("{kind}-{n}")).collect::<Vec<_>>();
+        let names = [names("master", options.masters), names("datanode", options.datanodes)].concat();
+        let mut master_places = places(&options, &names)?;
+        let datanode_places = master_places.split_off(options.masters);
         let members: Vec<String> =
-            master_ports.chunks(2).enumerate().map(|(i, pair)| format!("{}=127.0.0.1:{}", i + 1, pair[0])).collect();
+            master_places.iter().enumerate().map(|(i, place)| format!("{}={}", i + 1, place.rpc)).collect();
         let members = members.join(",");
-        let masters: Vec<Role> = master_ports
-            .chunks(2)
+        let masters: Vec<Role> = master_places
+            .into_iter()
             .enumerate()
-            .map(|(i, pair)| {
+            .map(|(i, place)| {
                 let id = (i + 1).to_string();
                 let own = ["master", "--node-id", &id, "--members", &members, "--election", &options.election];
-                Role::describe(&options, format!("master-{id}"), pair, &own, &options.master_arguments)
+                Role::describe(&options, format!("master-{id}"), place, &own, &options.master_arguments)
             })
             .collect();
         let mut cluster = Cluster { masters, datanodes: Vec::new(), options };
-        for pair in datanode_ports.chunks(2) {
-            cluster.describe_datanode(pair);
+        for place in datanode_places {
+            cluster.describe_datanode(place);
         }
         Ok(cluster)
     }
 
-    fn describe_datanode(&mut self, ports: &[u16]) {
+    fn place_of(&self, name: &str) -> Result<Place> {
+        let mut found = places(&self.options, &[name.to_owned()])?;
+        found.pop().with_context(|| format!("no place for {name}"))
+    }
+
+    fn describe_datanode(&mut self, place: Place) {
         let number = self.datanodes.len() + 1;
         let segment = self.options.segment_bytes.to_string();
         let host = format!("host-{number}");
         let masters = self.masters_text();
         let own = ["datanode", "--masters", &masters, "--dram", &segment, "--host-id", &host];
         let options = &self.options;
-        let role = Role::describe(options, format!("datanode-{number}"), ports, &own, &options.datanode_arguments);
+        let role = Role::describe(options, format!("datanode-{number}"), place, &own, &options.datanode_arguments);
         self.datanodes.push(role);
     }
 
     /// Starts one more datanode and returns its index; `wait_serving` waits for it too.
     pub fn add_datanode(&mut self) -> Result<usize> {
-        self.describe_datanode(&ports::reserve(2)?);
+        let place = self.place_of(&format!("datanode-{}", self.datanodes.len() + 1))?;
+        self.describe_datanode(place);
         let at = self.datanodes.len() - 1;
         self.datanodes[at].start()?;
         Ok(at)
@@ -256,10 +168,10 @@ impl Cluster {
     /// Starts one more master, which waits to be taken in by `tidepool member add`, and returns its index. Its data directory
     /// is empty; its node id is the index plus one.
     pub fn add_master(&mut self) -> Result<usize> {
-        let ports = ports::reserve(2)?;
         let id = (self.masters.len() + 1).to_string();
+        let place = self.place_of(&format!("master-{id}"))?;
         let own = ["master", "--node-id", &id, "--join", "--election", &self.options.election];
-        let role = Role::describe(&self.options, format!("master-{id}"), &ports, &own, &self.options.master_arguments);
+        let role = Role::describe(&self.options, format!("master-{id}"), place, &own, &self.options.master_arguments);
         self.masters.push(role);
         let at = self.masters.len() - 1;
         self.masters[at].start()?;
@@ -416,9 +328,7 @@ impl Cluster {
     /// Leaves the processes running after this value is gone.
     pub fn detach(&mut self) {
         for role in self.masters.iter_mut().chain(self.datanodes.iter_mut()) {
-            if let Some(process) = role.process.as_mut() {
-                process.detach();
-            }
+            role.detach();
         }
     }
 }

@@ -14,7 +14,8 @@ use crate::byte_size::ByteSize;
 use crate::clock::load1;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::content::content_hash;
-use crate::failover::{self, Judged, Round, kill_leader_round};
+use crate::drill::{DrillFault, Spawned};
+use crate::failover::{self, Judged, Round, fault_round};
 use crate::files::{self, SourceFile};
 use crate::fleet::FleetOptions;
 use crate::output::{Verdict, WorkDir};
@@ -119,7 +120,8 @@ pub async fn run(options: &DemoOptions, binary: &Path) -> Result<Verdict> {
         replica_num: 1,
         recent_bytes: u64::MAX,
     };
-    let round = kill_leader_round(&mut cluster, &client, &load, Judged::All).await?;
+    let mut leader = Spawned::new(&mut cluster, DrillFault::KillLeader);
+    let round = fault_round(&mut leader, &client, &load, Judged::All).await?;
     let (second_bad, _) = read_and_compare(&client, &stored, options.threads).await?;
     let rpo_lost = round.rpo_lost() + second_bad;
     let held = round.held() && first_bad == 0 && second_bad == 0;
@@ -317,7 +319,7 @@ fn print_report(figures: &Figures, round: &Round, held: bool) {
     );
     println!("  read back     at {:.2} GB/s, {} missing or different", figures.get_gb_s, figures.first_bad);
     println!("  oplog         {:.1} ops an entry while storing", figures.ops_per_entry);
-    println!("  killed        {} (SIGKILL, leader, under load); {} took over", round.killed, round.successor);
+    println!("  killed        {} (SIGKILL, leader, under load); {} took over", round.struck, round.successor);
     println!("  writes back   after {}", shown(outage.rto_write_ms));
     println!("  reads back    after {}", shown(outage.rto_read_ms));
     println!("  worst gap     {:.0} ms without a success for one client", outage.worst_client_gap_ms);

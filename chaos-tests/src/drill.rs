@@ -1,40 +1,30 @@
-//! `tidepool drill kill-leader`: ends the leader's reign again and again under load and reports what clients felt, on a
-//! pool of its own (`--spawn`) or on a quorum that serves others.
+//! `tidepool drill`: breaks something under load, again and again, and reports what clients felt, on a pool of its own
+//! (`--spawn`) or on a quorum that serves others.
 
+mod html;
 mod live;
 mod options;
 mod report;
+mod scene;
+mod spawned;
 mod strike;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidepool_client::{Client, PutOptions};
 use tidepool_proto::Address;
 
-use crate::audit::{self, Expected};
-use crate::cluster::{Cluster, ClusterOptions};
-use crate::content::{content_hash, value_of};
-use crate::failover::{self, Judged, Quorum, fill_percent, kill_leader_round};
-use crate::fleet::FleetOptions;
+use crate::cluster::{Cluster, ClusterOptions, Ground};
+use crate::failover::{self, Judged, Quorum as _, fill_percent};
+use crate::lab::Lab;
 use crate::output::{Format, Verdict, WorkDir};
 use live::LiveQuorum;
-pub use options::{FaultKind, Fill, KillLeaderOptions, Killer, LiveOptions};
-use report::{print_round, report_losses, summarise};
+pub use options::{DrillFault, DrillOptions, Fill, Killer, LiveOptions};
+use scene::Scene;
+pub use spawned::Spawned;
 
-/// Size of the objects that fill the pool before the first round.
-const FILL_OBJECT_BYTES: u64 = 1 << 20;
-/// How many of them one put call carries.
-const FILL_BATCH: usize = 16;
-/// Deadline of one such call.
-const FILL_WITHIN: Duration = Duration::from_secs(20);
-/// Deadline of one page of a listing.
-const LIST_WITHIN: Duration = Duration::from_secs(20);
-/// Keys of one page.
-const LIST_KEYS: u32 = 1000;
-/// Passes over the drill's own keys until none is left.
-const REMOVE_PASSES: usize = 20;
+/// The disk of each master where masters have their own.
+const DISK_BYTES: u64 = 512 << 20;
 
 /// The pool that a drill without `--spawn` works on.
 #[derive(Clone, Debug)]
@@ -45,24 +35,10 @@ pub struct Target {
     pub tenant: String,
 }
 
-/// What the rounds of one drill share.
-struct Scene<'a> {
-    options: &'a KillLeaderOptions,
-    binary: &'a Path,
-    directory: PathBuf,
-    client: Client,
-    masters: String,
-    tenant: String,
-    /// Every key of the drill starts with it.
-    prefix: String,
-    capacity_bytes: u64,
-    judged: Judged,
-    format: Format,
-}
-
 /// Runs the drill. One line a round, then the summary.
-pub async fn kill_leader(
-    options: &KillLeaderOptions,
+pub async fn run(
+    fault: DrillFault,
+    options: &DrillOptions,
     target: &Target,
     binary: &Path,
     format: Format,
@@ -70,15 +46,45 @@ pub async fn kill_leader(
     let work_dir = WorkDir::open(options.work_dir.as_deref(), "drill")?;
     let directory = work_dir.path().to_owned();
     if !options.spawn {
-        return drill_live(options, target, binary, directory, format).await;
+        return drill_live(fault, options, target, binary, directory, format).await;
     }
+    if !fault.needs_lab() {
+        return drill_spawned(fault, options, binary, directory, Ground::Loopback, format).await;
+    }
+    let (options, binary) = (options.clone(), binary.to_owned());
+    let inside = move || {
+        Lab::run(async move |lab| drill_spawned(fault, &options, &binary, directory, Ground::Lab(lab), format).await)
+    };
+    let outcome = tokio::task::spawn_blocking(inside).await.context("the laboratory's thread")?;
+    outcome.with_context(|| format!("drill {} needs links and disks of its own", fault.name()))?
+}
+
+async fn drill_spawned(
+    fault: DrillFault,
+    options: &DrillOptions,
+    binary: &Path,
+    directory: PathBuf,
+    ground: Ground,
+    format: Format,
+) -> Result<Verdict> {
     let mut cluster_options = ClusterOptions::new(binary, &directory.join("pool"));
     cluster_options.segment_bytes = options.segment_bytes;
     cluster_options.election.clone_from(&options.election);
+    cluster_options.ground = ground;
+    if fault == DrillFault::PowerCut {
+        cluster_options.disk_bytes = Some(DISK_BYTES);
+    }
+    if fault == DrillFault::Restore {
+        let url = format!("file://{}", directory.join("snapshots").display());
+        let own = ["--snapshot-url", &url, "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
+        cluster_options.master_arguments = own.iter().map(|word| word.to_string()).collect();
+    }
     let mut cluster = Cluster::start(cluster_options).await?;
     let masters = cluster.masters_text();
     let capacity_bytes = cluster.capacity_bytes();
+    let copies = u64::from(fault.replica_num());
     let scene = Scene {
+        fault,
         options,
         binary,
         directory,
@@ -89,21 +95,28 @@ pub async fn kill_leader(
         capacity_bytes,
         judged: match options.fill() {
             Fill::None | Fill::Half => Judged::All,
-            Fill::Overflow => Judged::LastBytes(capacity_bytes / 4),
+            Fill::Overflow => Judged::LastBytes(capacity_bytes / 4 / copies),
         },
         format,
     };
     let filler_bytes = match options.fill() {
         Fill::None => 0,
-        Fill::Half => capacity_bytes / 2,
-        Fill::Overflow => capacity_bytes / 100 * 97,
+        Fill::Half => capacity_bytes / 2 / copies,
+        Fill::Overflow => capacity_bytes / 100 * 97 / copies,
     };
-    scene.run(&mut cluster, filler_bytes).await
+    if copies > 1 && options.fill() == Fill::Overflow {
+        bail!(
+            "--fill 95 leaves no room for the copies that a dead datanode takes along; drill {} with none or half",
+            fault.name()
+        );
+    }
+    scene.run(&mut Spawned::new(&mut cluster, fault), filler_bytes).await
 }
 
 /// What a drill on a live quorum would do, in words. Asks the quorum, changes nothing.
-pub async fn plan(options: &KillLeaderOptions, target: &Target) -> Result<String> {
-    let quorum = LiveQuorum::find(&target.masters, &options.live).await?;
+pub async fn plan(fault: DrillFault, options: &DrillOptions, target: &Target) -> Result<String> {
+    refuse_live(fault)?;
+    let quorum = LiveQuorum::find(&target.masters, fault, &options.live).await?;
     let load = f64::from(options.writers) * options.rate;
     let mean_bytes = options.value_bytes().iter().sum::<u64>() / 3;
     Ok(format!(
@@ -126,23 +139,38 @@ pub async fn plan(options: &KillLeaderOptions, target: &Target) -> Result<String
     ))
 }
 
+/// A drill takes nothing from a quorum that serves others but one leader for a while.
+fn refuse_live(fault: DrillFault) -> Result<()> {
+    if !fault.may_be_live() {
+        bail!(
+            "drill {} is for a pool of its own: add --spawn; on a quorum that serves others there are kill-leader, pause-leader and \
+             transfer",
+            fault.name()
+        );
+    }
+    Ok(())
+}
+
 async fn drill_live(
-    options: &KillLeaderOptions,
+    fault: DrillFault,
+    options: &DrillOptions,
     target: &Target,
     binary: &Path,
     directory: PathBuf,
     format: Format,
 ) -> Result<Verdict> {
+    refuse_live(fault)?;
     if options.fill() == Fill::Overflow {
         bail!("--fill 95 evicts what others stored; on a quorum that serves others only none and half are drilled");
     }
-    let mut quorum = LiveQuorum::find(&target.masters, &options.live).await?;
+    let mut quorum = LiveQuorum::find(&target.masters, fault, &options.live).await?;
     let status = quorum.leader_status().await?;
     let capacity_bytes: u64 = status.segments.iter().map(|s| s.capacity_bytes).sum();
     let used = (capacity_bytes as f64 * fill_percent(&status) / 100.0) as u64;
     let filler_bytes = if options.fill() == Fill::Half { (capacity_bytes / 2).saturating_sub(used) } else { 0 };
     let masters = quorum.addresses().join(",");
     let scene = Scene {
+        fault,
         options,
         binary,
         directory,
@@ -177,98 +205,4 @@ async fn drill_live(
         }
     }
     outcome
-}
-
-impl Scene<'_> {
-    async fn run(&self, quorum: &mut impl Quorum, filler_bytes: u64) -> Result<Verdict> {
-        let filler = self.fill(filler_bytes).await?;
-        let overflows = self.options.fill() == Fill::Overflow;
-        let mut rounds = Vec::new();
-        let mut filler_lost = 0;
-        for number in 1..=self.options.rounds {
-            let load = self.load(number);
-            let round = kill_leader_round(quorum, &self.client, &load, self.judged).await?;
-            if !overflows {
-                let audit = audit::read_back(&self.client, &filler).await?;
-                report_losses("objects that filled the pool", &audit);
-                filler_lost += audit.lost();
-                let keys: Vec<&str> = round.keys.iter().map(String::as_str).collect();
-                audit::remove_all(&self.client, &keys).await?;
-            }
-            report_losses("acknowledged puts of this round", &round.audit);
-            print_round(number, &round, self.format);
-            rounds.push(round);
-            if self.options.work_dir.is_none() {
-                std::fs::remove_dir_all(&load.directory)?;
-            }
-        }
-        Ok(summarise(self.options, &rounds, filler_lost, self.format))
-    }
-
-    fn load(&self, number: u32) -> FleetOptions {
-        FleetOptions {
-            binary: self.binary.to_owned(),
-            directory: self.directory.join(format!("round-{number}")),
-            masters: self.masters.clone(),
-            tenant: self.tenant.clone(),
-            writers: self.options.writers,
-            readers: self.options.readers,
-            rate_per_s: self.options.rate,
-            value_bytes: self.options.value_bytes(),
-            prefix: format!("{}/{number}", self.prefix),
-            seed: u64::from(number),
-            deadline: Duration::from_secs(5),
-            replica_num: 1,
-            recent_bytes: self.capacity_bytes / 8,
-        }
-    }
-
-    /// Puts objects of 1 MiB until `bytes` are stored.
-    async fn fill(&self, bytes: u64) -> Result<Vec<Expected>> {
-        let mut stored = Vec::new();
-        let count = (bytes / FILL_OBJECT_BYTES) as usize;
-        for from in (0..count).step_by(FILL_BATCH) {
-            let keys = (from..count.min(from + FILL_BATCH)).map(|at| format!("{}/fill/{at}", self.prefix));
-            let mut items = Vec::new();
-            for key in keys {
-                let value = value_of(&key, 0, FILL_OBJECT_BYTES as usize);
-                items.push(tidepool_client::PutItem::new(key.clone(), value.clone()));
-                stored.push(Expected { key, hash: content_hash(&value), bytes: FILL_OBJECT_BYTES });
-            }
-            let put = PutOptions { deadline: Some(FILL_WITHIN), ..PutOptions::default() };
-            for result in self.client.put_many(items, put).await {
-                result?;
-            }
-        }
-        Ok(stored)
-    }
-
-    /// Removes whatever is listed under the drill's prefix, until nothing is; answers how many objects went.
-    async fn remove_own_keys(&self) -> Result<u64> {
-        let prefix = format!("{}/", self.prefix);
-        let mut removed = 0;
-        for _ in 0..REMOVE_PASSES {
-            let mut found = 0;
-            let mut after = bytes::Bytes::new();
-            loop {
-                let page = self.client.list(prefix.as_bytes(), LIST_KEYS, &after, Some(LIST_WITHIN)).await?;
-                let keys: Vec<&[u8]> = page.objects.iter().map(|object| &object.key[..]).collect();
-                anyhow::ensure!(
-                    keys.iter().all(|key| key.starts_with(prefix.as_bytes())),
-                    "the listing under '{prefix}' names keys of others"
-                );
-                audit::remove_all(&self.client, &keys).await?;
-                found += keys.len() as u64;
-                if !page.more {
-                    break;
-                }
-                after = page.next;
-            }
-            removed += found;
-            if found == 0 {
-                return Ok(removed);
-            }
-        }
-        bail!("keys under '{prefix}' keep appearing");
-    }
 }

@@ -1,4 +1,4 @@
-//! One failover under load, from warm-up to verdict: the round that the demo does once and the drill many times.
+//! One fault under load, from warm-up to verdict: the round that the demo does once and drills do many times.
 
 use std::time::Duration;
 
@@ -8,12 +8,13 @@ use tidepool_client::{Client, ClientOptions};
 use tidepool_proto::v1::StatusResponse;
 
 use crate::audit::{self, Audit, Expected};
-use crate::cluster::Cluster;
 use crate::digests::DigestComparison;
 use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
 use crate::outage::{self, Outage};
+use crate::plot::{self, Point};
 use crate::process::Fault;
-use crate::record::{Call, CallOutcome};
+use crate::record::{Call, CallOutcome, CallRecord};
+use crate::timeline::{Breakdown, Watch};
 
 /// How long a load may take to run smoothly before the fault.
 const WARM_WITHIN: Duration = Duration::from_secs(60);
@@ -40,10 +41,18 @@ pub enum Judged {
 pub struct Round {
     /// As the clients felt it.
     pub outage: Outage,
-    /// Name of the killed leader.
-    pub killed: String,
-    /// Name of the leader that followed.
+    /// Name of what was struck.
+    pub struck: String,
+    /// Name of the leader afterwards.
     pub successor: String,
+    /// What the outage consisted of.
+    pub breakdown: Breakdown,
+    /// Calls around the fault, for a plot.
+    pub points: Vec<Point>,
+    /// Acknowledged puts that nothing had saved when everything was lost: gone by right.
+    pub unsaved: u64,
+    /// Whether keys could go by right, so that a reader may have missed one.
+    pub may_miss: bool,
     /// Share of the pool in use right before the fault, in per cent.
     pub fill_percent: f64,
     /// Acknowledged puts of the round.
@@ -72,7 +81,7 @@ impl Round {
     pub fn held(&self) -> bool {
         self.rpo_lost() == 0
             && self.outage.corrupt == 0
-            && self.outage.missed == 0
+            && (self.outage.missed == 0 || self.may_miss)
             && self.outage.rto_write_ms.is_some()
             && self.outage.rto_read_ms.is_some()
             && self.state_hash_equal
@@ -95,26 +104,30 @@ pub async fn connect(masters: &str, tenant: &str) -> Result<Client> {
     Client::connect(options).await.context("connecting to the pool")
 }
 
-/// A leader whose reign was ended.
+/// What was struck, and when.
 #[derive(Clone, Debug)]
 pub struct Struck {
-    /// Its place among the masters.
-    pub at: usize,
+    /// Its place among the masters, if it is one of them.
+    pub at: Option<usize>,
     /// Its name.
     pub name: String,
     /// When.
     pub fault: Fault,
+    /// Everything was lost but what had been acknowledged until then (CLOCK_MONOTONIC).
+    pub saved_until_ns: Option<u64>,
 }
 
-/// The masters of a round: a pool of processes of its own, or a quorum that serves others.
+/// What a round strikes: a pool of processes of its own, or a quorum that serves others.
 pub trait Quorum {
+    /// Addresses of its masters, in their order.
+    fn masters(&self) -> Vec<String>;
     /// The leader's view of the pool.
     fn leader_status(&mut self) -> impl Future<Output = Result<StatusResponse>>;
-    /// Ends the leader's reign after `phase`, and returns once that is certain.
+    /// Strikes after `phase`, and returns once it is certain that it hit.
     fn strike(&mut self, phase: Duration) -> impl Future<Output = Result<Struck>>;
     /// Name of whoever leads, once somebody does.
     fn leader_name(&mut self) -> impl Future<Output = Result<String>>;
-    /// Has the struck master run again, and returns once it holds everything.
+    /// Mends what was struck, and returns once it holds everything.
     fn bring_back(&mut self, struck: &Struck) -> impl Future<Output = Result<()>>;
     /// Returns once every master and datanode serves.
     fn settle(&mut self) -> impl Future<Output = Result<()>>;
@@ -122,40 +135,9 @@ pub trait Quorum {
     fn compare_digests(&mut self) -> impl Future<Output = Result<DigestComparison>>;
 }
 
-impl Quorum for Cluster {
-    async fn leader_status(&mut self) -> Result<StatusResponse> {
-        Cluster::leader_status(self, RECOVER_WITHIN).await
-    }
-
-    async fn strike(&mut self, phase: Duration) -> Result<Struck> {
-        let at = self.leader(RECOVER_WITHIN).await?;
-        tokio::time::sleep(phase).await;
-        let fault = self.masters[at].kill()?;
-        Ok(Struck { at, name: self.masters[at].name().to_owned(), fault })
-    }
-
-    async fn leader_name(&mut self) -> Result<String> {
-        let at = self.leader(RECOVER_WITHIN).await?;
-        Ok(self.masters[at].name().to_owned())
-    }
-
-    async fn bring_back(&mut self, struck: &Struck) -> Result<()> {
-        self.masters[struck.at].start()?;
-        self.wait_caught_up(struck.at, CATCH_UP_WITHIN).await
-    }
-
-    async fn settle(&mut self) -> Result<()> {
-        self.wait_serving(CATCH_UP_WITHIN).await
-    }
-
-    async fn compare_digests(&mut self) -> Result<DigestComparison> {
-        Cluster::compare_digests(self, DIGEST_WITHIN).await
-    }
-}
-
-/// Ends the leader's reign under load, waits for recovery, has it back under load, waits until it has caught up, stops
-/// the load and judges.
-pub async fn kill_leader_round(
+/// Strikes under load, waits for recovery, has what was struck back under load, waits until it has caught up, stops the load
+/// and judges.
+pub async fn fault_round(
     quorum: &mut impl Quorum,
     client: &Client,
     load: &FleetOptions,
@@ -172,14 +154,16 @@ pub async fn kill_leader_round(
 
     let status = quorum.leader_status().await?;
     let phase = rand::rng().random_range(Duration::ZERO..FAULT_PHASE);
+    let watch = Watch::start(quorum.masters());
     let struck = quorum.strike(phase).await?;
 
     let mut after = fleet.progress(struck.fault.certain_ns);
     let recovered = after.wait_for(a_while(load.writers, 0.5), a_while(load.readers, 0.3), RECOVER_WITHIN).await;
     if let Err(error) = recovered {
         // Not recovered is a result: it is judged below, from the logs.
-        tracing::error!("after {} ended: {error:#}", struck.name);
+        tracing::error!("after {} was struck: {error:#}", struck.name);
     }
+    let sightings = watch.end().await;
     let successor = quorum.leader_name().await?;
     quorum.bring_back(&struck).await?;
     let rejoined_ns = crate::clock::monotonic_ns();
@@ -194,20 +178,28 @@ pub async fn kill_leader_round(
     quorum.settle().await?;
     let digests = quorum.compare_digests().await?;
 
-    let puts = acknowledged_puts(&logs);
+    let mut puts = acknowledged_puts(&logs);
+    let all = puts.len() as u64;
+    if let Some(until_ns) = struck.saved_until_ns {
+        puts.retain(|put| put.done_ns <= until_ns);
+    }
     let (old, recent) = match judged {
         Judged::All => puts.split_at(0),
         Judged::LastBytes(bytes) => audit::split_recent(&puts, bytes),
     };
-    let expected = |part: &[&crate::record::CallRecord]| part.iter().map(|r| Expected::from(*r)).collect::<Vec<_>>();
+    let expected = |part: &[&CallRecord]| part.iter().map(|r| Expected::from(*r)).collect::<Vec<_>>();
     let audit = audit::read_back(client, &expected(recent)).await?;
     let old = audit::read_back(client, &expected(old)).await?;
     let keys = logs.iter().flatten().filter(|r| r.call == Call::Put && r.outcome != CallOutcome::Fail);
     Ok(Round {
-        killed: struck.name,
+        breakdown: Breakdown::of(&sightings, struck.fault, struck.at, outage.written_ns, outage.all_back_ns),
+        points: plot::points(&logs, struck.fault),
+        struck: struck.name,
         successor,
         fill_percent: fill_percent(&status),
-        acknowledged: puts.len() as u64,
+        acknowledged: all,
+        unsaved: all - puts.len() as u64,
+        may_miss: struck.saved_until_ns.is_some(),
         evicted: old.absent.len() as u64,
         wrong_old: old.wrong.len() as u64,
         audit,

@@ -99,6 +99,7 @@ impl Fleet {
                     binary: options.binary.clone(),
                     arguments: vec!["load-worker".into(), serde_json::to_string(&WorkerSpec::Load(spec))?],
                     environment: Vec::new(),
+                    namespace: None,
                     log: options.directory.join(format!("{name}.log")),
                 };
                 let mut process = Process::spawn(&launch, Lifetime::WithOwner, Input::Pipe)?;

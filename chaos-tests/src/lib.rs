@@ -7,7 +7,9 @@
 //! Start with [`cluster`] (a pool of processes) and [`process`] (one of them); [`load`] is one client under load in a
 //! process of its own, [`fleet`] many of them, [`record`] the log each keeps; [`outage`] computes RTO from those logs
 //! and [`audit`] counts RPO; [`failover`] is one round of load, kill, recovery and verdict, which [`demo`] and
-//! [`drill`] are made of; [`bench`](mod@bench) measures.
+//! [`drill`] are made of; [`bench`](mod@bench) measures. [`lab`] gives every role links and a disk that can be broken, and
+//! [`nemesis`] breaks them; [`trial`] is a pool under load that a test breaks and judges, [`matrix`] the table of faults and what
+//! must hold, [`soak`] all of it mixed for as long as one likes.
 //!
 //! Architecture invariant: nothing here decides by sleeping. A condition is polled until a deadline.
 
@@ -24,13 +26,20 @@ pub mod drill;
 pub mod failover;
 pub mod files;
 pub mod fleet;
+pub mod lab;
 pub mod load;
+pub mod matrix;
+pub mod nemesis;
 pub mod outage;
 pub mod output;
+pub mod plot;
 pub mod ports;
 pub mod process;
 pub mod record;
 pub mod rogue;
+pub mod soak;
+pub mod timeline;
+pub mod trial;
 pub mod worker;
 
 pub use output::{Format, Verdict};

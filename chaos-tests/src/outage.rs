@@ -20,6 +20,14 @@ pub struct Outage {
     pub rto_read_ms: Option<f64>,
     /// Longest time between two successes of one client.
     pub worst_client_gap_ms: f64,
+    /// The same of every client, in their order.
+    pub client_gaps_ms: Vec<f64>,
+    /// When the first put started after the fault was acknowledged (CLOCK_MONOTONIC).
+    #[serde(skip)]
+    pub written_ns: Option<u64>,
+    /// When the last client had a success of a call started after the fault.
+    #[serde(skip)]
+    pub all_back_ns: Option<u64>,
     /// Longest call.
     pub longest_call_ms: f64,
     /// Calls in the window.
@@ -42,12 +50,16 @@ pub fn measure(clients: &[Vec<CallRecord>], fault: Fault) -> Outage {
     let mut first = [None::<u64>; 2];
     for records in clients {
         let mut successes: Vec<u64> = Vec::new();
+        let mut back: Option<u64> = None;
         for record in records {
             outage.calls += 1;
             outage.longest_call_ms = outage.longest_call_ms.max(ns_to_ms(record.latency_ns()));
             match record.outcome {
                 CallOutcome::Ok => {
                     successes.push(record.done_ns);
+                    if record.sent_ns >= fault.certain_ns {
+                        back = Some(back.map_or(record.done_ns, |first| first.min(record.done_ns)));
+                    }
                     let side = match record.call {
                         Call::Put => Some(0),
                         Call::Get => Some(1),
@@ -66,9 +78,12 @@ pub fn measure(clients: &[Vec<CallRecord>], fault: Fault) -> Outage {
         }
         successes.sort_unstable();
         let gap = successes.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+        outage.client_gaps_ms.push(ns_to_ms(gap));
         outage.worst_client_gap_ms = outage.worst_client_gap_ms.max(ns_to_ms(gap));
+        outage.all_back_ns = outage.all_back_ns.max(back);
     }
     let since = |at: Option<u64>| at.map(|at| ns_to_ms(at - fault.at_ns));
+    outage.written_ns = first[0];
     outage.rto_write_ms = since(first[0]);
     outage.rto_read_ms = since(first[1]);
     outage

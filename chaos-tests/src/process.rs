@@ -2,17 +2,19 @@
 //!
 //! A child is started through the binary's hidden `load-worker` command, which asks the kernel to kill it when the
 //! parent dies (PR_SET_PDEATHSIG) and then executes the real command in place. The kernel ties that to the *thread*
-//! that forked, so all children are forked by one thread that lives as long as the process.
+//! that forked, so all children are forked by threads that live as long as the process: one for each mount namespace, since
+//! a child sees what the thread that forked it sees.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use parking_lot::Mutex;
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 
@@ -51,6 +53,8 @@ pub struct Launch {
     pub arguments: Vec<String>,
     /// Variables added to the environment.
     pub environment: Vec<(String, String)>,
+    /// Network namespace it runs in; its owner's without one. Only for children that go with their owner.
+    pub namespace: Option<PathBuf>,
     /// Output goes here, appended.
     pub log: PathBuf,
 }
@@ -84,14 +88,19 @@ pub struct Process {
 
 type SpawnJob = Box<dyn FnOnce() + Send>;
 
-/// Runs `job` on the one thread that forks.
+/// Runs `job` on the thread that forks for the caller's mount namespace.
 fn on_spawner<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-    static SPAWNER: OnceLock<mpsc::Sender<SpawnJob>> = OnceLock::new();
-    let spawner = SPAWNER.get_or_init(|| {
-        let (send, receive) = mpsc::channel::<SpawnJob>();
-        std::thread::spawn(move || receive.into_iter().for_each(|job| job()));
-        send
-    });
+    static SPAWNERS: Mutex<BTreeMap<PathBuf, mpsc::Sender<SpawnJob>>> = Mutex::new(BTreeMap::new());
+    let namespace = std::fs::read_link("/proc/thread-self/ns/mnt").context("this thread's mount namespace")?;
+    let spawner = SPAWNERS
+        .lock()
+        .entry(namespace)
+        .or_insert_with(|| {
+            let (send, receive) = mpsc::channel::<SpawnJob>();
+            std::thread::spawn(move || receive.into_iter().for_each(|job| job()));
+            send
+        })
+        .clone();
     let (send, receive) = mpsc::channel();
     let wrapped: SpawnJob = Box::new(move || {
         // The asker waits below; it is gone only when its process is ending.
@@ -117,6 +126,7 @@ impl Process {
                     parent: std::process::id(),
                     program: launch.binary.clone(),
                     arguments: launch.arguments.clone(),
+                    namespace: launch.namespace.clone(),
                 });
                 let mut command = Command::new(&launch.binary);
                 command.arg("load-worker").arg(serde_json::to_string(&spec)?);
@@ -198,6 +208,11 @@ impl Process {
             std::thread::yield_now();
         }
         Ok(Fault { at_ns, certain_ns: monotonic_ns() })
+    }
+
+    /// Whether it is stopped by a signal.
+    pub fn is_stopped(&self) -> Result<bool> {
+        Ok(self.state()? == 'T')
     }
 
     /// SIGCONT.

@@ -3,15 +3,18 @@
 //! The binary re-executes itself for everything that has to be a process of its own: roles that must die with the
 //! harness, load clients whose logs must survive their victims, and the far end of the raw-socket ceiling.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::raw_socket::{self, RawServerSpec};
+use crate::lab::RelaySpec;
 use crate::load::{self, LoadSpec};
 
 /// Arguments of `tidepool load-worker`.
@@ -31,6 +34,8 @@ pub enum WorkerSpec {
     Load(LoadSpec),
     /// Be the far end of the raw-socket ceiling.
     RawServer(RawServerSpec),
+    /// Pass on connections, late or slowly.
+    Relay(RelaySpec),
 }
 
 /// A program that dies with its parent.
@@ -42,6 +47,9 @@ pub struct ExecSpec {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// Network namespace it is to be in.
+    #[serde(default)]
+    pub namespace: Option<PathBuf>,
 }
 
 /// Runs the command. Call it before any runtime or thread exists.
@@ -51,6 +59,7 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
         WorkerSpec::Exec(spec) => become_program(&spec),
         WorkerSpec::Load(spec) => load::run_client(spec),
         WorkerSpec::RawServer(spec) => raw_socket::serve(&spec),
+        WorkerSpec::Relay(spec) => crate::lab::serve_relay(&spec),
     }
 }
 
@@ -59,6 +68,11 @@ fn become_program(spec: &ExecSpec) -> Result<()> {
     // The parent may have died before the request above.
     if getppid().map(|pid| pid.as_raw_nonzero().get() as u32) != Some(spec.parent) {
         bail!("the parent {} is gone", spec.parent);
+    }
+    if let Some(path) = &spec.namespace {
+        let file = std::fs::File::open(path).with_context(|| format!("network namespace {}", path.display()))?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+            .with_context(|| format!("entering the network namespace {}", path.display()))?;
     }
     // Survives execve(2); cleared only by set-user-id programs.
     let error = Command::new(&spec.program).args(&spec.arguments).exec();

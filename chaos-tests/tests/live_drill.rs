@@ -14,10 +14,10 @@ const OBJECT_BYTES: usize = 10_000;
 /// Longest run of one drill here.
 const DRILL_WITHIN: Duration = Duration::from_secs(240);
 
-/// `tidepool drill kill-leader` on the pool, as an operator runs it; meanwhile a supervisor starts what died.
-async fn drill(pool: &mut Pool, arguments: &[&str]) -> Output {
+/// `tidepool drill` on the pool, as an operator runs it; meanwhile a supervisor starts what died.
+async fn drill(pool: &mut Pool, fault: &str, arguments: &[&str]) -> Output {
     let mut command = tokio::process::Command::new(rig::binary());
-    command.args(["drill", "kill-leader", "-o", "json", "--rounds", "2", "--writers", "2", "--readers", "2"]);
+    command.args(["drill", fault, "-o", "json", "--rounds", "2", "--writers", "2", "--readers", "2"]);
     command.args(["--masters", &pool.cluster.masters_text()]).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let running = tokio::time::timeout(DRILL_WITHIN, command.output());
@@ -87,7 +87,7 @@ async fn a_live_quorum_is_drilled_by_killing_its_leader() {
 
     // Without --yes it says what it would do, and does nothing.
     let kill = format!("kill -9 $(cat {}/{{node_id}}.pid)", pool.directory.path().display());
-    let refused = drill(&mut pool, &["--kill-command", &kill]).await;
+    let refused = drill(&mut pool, "kill-leader", &["--kill-command", &kill]).await;
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(2), "{text}");
     for words in ["2 times", "tidepool-drill/", "kill -9", "--yes", "127.0.0.1"] {
@@ -96,15 +96,27 @@ async fn a_live_quorum_is_drilled_by_killing_its_leader() {
     let after = pool.cluster.leader_status(WITHIN).await.unwrap();
     assert_eq!((after.term, after.ops_applied), (before.term, before.ops_applied), "a refused drill did something");
 
-    let summary = last_line(&drill(&mut pool, &["--yes", "--kill-command", &kill]).await);
-    judge(&summary, "kill");
+    let summary = last_line(&drill(&mut pool, "kill-leader", &["--yes", "--kill-command", &kill]).await);
+    judge(&summary, "kill-leader");
     let after = pool.cluster.leader_status(WITHIN).await.unwrap();
     assert!(after.term >= before.term + 2, "two leaders died in two rounds");
     expect_untouched(&pool, &others).await;
 
     let file = format!("{}/{{node_id}}.pid", pool.directory.path().display());
-    judge(&last_line(&drill(&mut pool, &["--yes", "--pid-file", &file, "--fill", "half"]).await), "kill");
+    judge(
+        &last_line(&drill(&mut pool, "kill-leader", &["--yes", "--pid-file", &file, "--fill", "half"]).await),
+        "kill-leader",
+    );
     expect_untouched(&pool, &others).await;
+
+    // Stopped and woken: the same process leads or follows afterwards.
+    judge(&last_line(&drill(&mut pool, "pause-leader", &["--yes", "--pid-file", &file]).await), "pause-leader");
+    expect_untouched(&pool, &others).await;
+
+    // What takes more than one leader from others is not done to them.
+    let refused = drill(&mut pool, "full-restart", &["--yes"]).await;
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("--spawn"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +125,7 @@ async fn a_live_quorum_is_drilled_by_handing_over() {
     let others = keys("others", 20);
     put_all(&pool.client, &others, OBJECT_BYTES, 1).await;
     let before = pool.cluster.leader_status(WITHIN).await.unwrap();
-    judge(&last_line(&drill(&mut pool, &["--yes", "--fault", "transfer"]).await), "transfer");
+    judge(&last_line(&drill(&mut pool, "transfer", &["--yes"]).await), "transfer");
     let after = pool.cluster.leader_status(WITHIN).await.unwrap();
     assert!(after.term > before.term, "leadership moved");
     expect_untouched(&pool, &others).await;
@@ -126,7 +138,7 @@ async fn an_interrupted_drill_removes_its_keys() {
     let others = keys("others", 20);
     put_all(&pool.client, &others, OBJECT_BYTES, 1).await;
     let mut command = tokio::process::Command::new(rig::binary());
-    command.args(["drill", "kill-leader", "--yes", "--fault", "transfer", "--rounds", "1000"]);
+    command.args(["drill", "transfer", "--yes", "--rounds", "1000"]);
     command.args(["--masters", &pool.cluster.masters_text()]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let mut drill = command.spawn().unwrap();

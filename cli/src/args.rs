@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 
 use tidepool_chaos_tests::bench::BenchOptions;
 use tidepool_chaos_tests::demo::DemoOptions;
-use tidepool_chaos_tests::drill::KillLeaderOptions;
+use tidepool_chaos_tests::drill::{DrillFault, DrillOptions};
 use tidepool_chaos_tests::worker::WorkerArgs;
 use tidepool_proto::Address;
 use tidepool_raft::{OpPlace, PayloadHash};
@@ -630,7 +630,40 @@ pub struct DrillArgs {
 #[derive(Subcommand, Debug)]
 pub enum DrillCommand {
     /// Kill the leader under load, again and again; report lost objects and outages as clients saw them
-    KillLeader(KillLeaderOptions),
+    KillLeader(DrillOptions),
+    /// Stop the leader's process without killing it: its connections stay, nothing answers
+    PauseLeader(DrillOptions),
+    /// Cut the leader off from everybody; needs --spawn and root
+    IsolateLeader(DrillOptions),
+    /// Have the leader hand over, as before maintenance
+    Transfer(DrillOptions),
+    /// Kill a standby; needs --spawn
+    KillStandby(DrillOptions),
+    /// Kill a datanode, every object having two copies; needs --spawn
+    KillDatanode(DrillOptions),
+    /// Cut the power of all masters at once, what was not durable being gone; needs --spawn and root
+    PowerCut(DrillOptions),
+    /// Kill all masters and start them again; needs --spawn
+    FullRestart(DrillOptions),
+    /// Lose all masters with their disks, and restore a published snapshot; needs --spawn
+    Restore(DrillOptions),
+}
+
+impl DrillCommand {
+    /// What is done, and how.
+    pub fn parts(&self) -> (DrillFault, &DrillOptions) {
+        match self {
+            DrillCommand::KillLeader(options) => (DrillFault::KillLeader, options),
+            DrillCommand::PauseLeader(options) => (DrillFault::PauseLeader, options),
+            DrillCommand::IsolateLeader(options) => (DrillFault::IsolateLeader, options),
+            DrillCommand::Transfer(options) => (DrillFault::Transfer, options),
+            DrillCommand::KillStandby(options) => (DrillFault::KillStandby, options),
+            DrillCommand::KillDatanode(options) => (DrillFault::KillDatanode, options),
+            DrillCommand::PowerCut(options) => (DrillFault::PowerCut, options),
+            DrillCommand::FullRestart(options) => (DrillFault::FullRestart, options),
+            DrillCommand::Restore(options) => (DrillFault::Restore, options),
+        }
+    }
 }
 
 #[cfg(test)]

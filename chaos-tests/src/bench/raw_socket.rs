@@ -160,6 +160,7 @@ impl RawPair {
                 serde_json::to_string(&WorkerSpec::RawServer(RawServerSpec { port }))?,
             ],
             environment: Vec::new(),
+            namespace: None,
             log: directory.join("raw-socket.log"),
         };
         let mut server = Process::spawn(&launch, Lifetime::WithOwner, Input::Null)?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tidepool_proto::Address;
 use tidepool_proto::v1::StatusResponse;
 
-use super::options::LiveOptions;
+use super::options::{DrillFault, LiveOptions};
 use super::strike::Strike;
 use crate::admin;
 use crate::cluster::POLL_EVERY;
@@ -50,8 +50,8 @@ pub(super) struct LiveQuorum {
 
 impl LiveQuorum {
     /// Learns the voters from whichever master answers. A quorum that could not lose its leader is refused.
-    pub(super) async fn find(masters: &[Address], options: &LiveOptions) -> Result<LiveQuorum> {
-        let strike = Strike::of(options)?;
+    pub(super) async fn find(masters: &[Address], fault: DrillFault, options: &LiveOptions) -> Result<LiveQuorum> {
+        let strike = Strike::of(fault, options)?;
         let mut problem = anyhow!("no master is named; set --masters HOST[:PORT],...");
         let mut members = Vec::new();
         for master in masters {
@@ -134,6 +134,10 @@ fn voters(status: &StatusResponse) -> Result<Vec<LiveMember>> {
 }
 
 impl Quorum for LiveQuorum {
+    fn masters(&self) -> Vec<String> {
+        self.addresses()
+    }
+
     async fn leader_status(&mut self) -> Result<StatusResponse> {
         Ok(self.leader(RECOVER_WITHIN).await?.1)
     }
@@ -145,7 +149,7 @@ impl Quorum for LiveQuorum {
         tokio::time::sleep(phase).await;
         let member = &self.members[at];
         let fault = self.strike.end(member, status.term).await?;
-        Ok(Struck { at, name: format!("master-{}", member.node_id), fault })
+        Ok(Struck { at: Some(at), name: format!("master-{}", member.node_id), fault, saved_until_ns: None })
     }
 
     async fn leader_name(&mut self) -> Result<String> {
@@ -154,7 +158,7 @@ impl Quorum for LiveQuorum {
     }
 
     async fn bring_back(&mut self, struck: &Struck) -> Result<()> {
-        let member = &self.members[struck.at];
+        let member = struck.at.and_then(|at| self.members.get(at)).context("no master of this quorum was struck")?;
         self.strike.start_again(member).await?;
         let goal = self.leader(RECOVER_WITHIN).await?.1.committed_index;
         let give_up = Instant::now() + RETURN_WITHIN;

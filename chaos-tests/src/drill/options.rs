@@ -25,23 +25,58 @@ impl Fill {
     }
 }
 
-/// What ends the leader's reign.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
-pub enum FaultKind {
-    /// Its process is killed.
-    #[default]
-    Kill,
-    /// It is asked to hand over, as before maintenance.
+/// What a drill does, one subcommand each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DrillFault {
+    /// SIGKILL to the leader.
+    KillLeader,
+    /// SIGSTOP to the leader: its connections stay, nothing answers.
+    PauseLeader,
+    /// The leader is cut off from everybody; no packet says so.
+    IsolateLeader,
+    /// The leader is asked to hand over, as before maintenance.
     Transfer,
+    /// SIGKILL to a standby.
+    KillStandby,
+    /// SIGKILL to a datanode; every object has two copies.
+    KillDatanode,
+    /// All masters lose power at once: what was not durable is gone.
+    PowerCut,
+    /// SIGKILL to all masters, which are started again.
+    FullRestart,
+    /// All masters and their disks are lost; a published snapshot is restored.
+    Restore,
 }
 
-impl FaultKind {
-    /// As printed.
+impl DrillFault {
+    /// As typed and printed.
     pub fn name(self) -> &'static str {
         match self {
-            FaultKind::Kill => "kill",
-            FaultKind::Transfer => "transfer",
+            DrillFault::KillLeader => "kill-leader",
+            DrillFault::PauseLeader => "pause-leader",
+            DrillFault::IsolateLeader => "isolate-leader",
+            DrillFault::Transfer => "transfer",
+            DrillFault::KillStandby => "kill-standby",
+            DrillFault::KillDatanode => "kill-datanode",
+            DrillFault::PowerCut => "power-cut",
+            DrillFault::FullRestart => "full-restart",
+            DrillFault::Restore => "restore",
         }
+    }
+
+    /// Whether it may be done to a quorum that serves others: what an operator could do to one leader, and undo.
+    pub fn may_be_live(self) -> bool {
+        matches!(self, DrillFault::KillLeader | DrillFault::PauseLeader | DrillFault::Transfer)
+    }
+
+    /// Whether it needs links or disks of the masters' own.
+    pub fn needs_lab(self) -> bool {
+        matches!(self, DrillFault::IsolateLeader | DrillFault::PowerCut)
+    }
+
+    /// Copies that the drill's objects have.
+    pub fn replica_num(self) -> u32 {
+        if self == DrillFault::KillDatanode { 2 } else { 1 }
     }
 }
 
@@ -56,19 +91,16 @@ pub enum Killer {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "On a quorum that serves others (without --spawn)")]
 pub struct LiveOptions {
-    /// What ends the leader's reign
-    #[arg(long, value_enum, default_value_t = FaultKind::Kill, conflicts_with = "spawn")]
-    pub fault: FaultKind,
     /// Who kills the leader
     #[arg(long, value_enum, conflicts_with_all = ["spawn", "kill_command", "pid_file"])]
     pub kill: Option<Killer>,
-    /// Shell command that kills the leader, run on this host; {host}, {address} and {node_id} are the leader's
+    /// Shell command that strikes the leader, run on this host; {host}, {address} and {node_id} are the leader's
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["spawn", "pid_file"])]
     pub kill_command: Option<String>,
-    /// Kill the process whose id this file has (a number, or what --port-file wrote); {node_id} and the like as above
+    /// Kill (or stop) the process whose id this file has (a number, or what --port-file wrote); {node_id} and the like as above
     #[arg(long, value_name = "PATH", conflicts_with = "spawn")]
     pub pid_file: Option<String>,
-    /// Shell command that starts the killed master again; without it, something else must
+    /// Shell command that starts the killed master again (or wakes the stopped one); without it, something else must
     #[arg(long, value_name = "COMMAND", conflicts_with = "spawn")]
     pub restart_command: Option<String>,
     /// Really do it; without it the drill says what it would do and ends
@@ -76,13 +108,13 @@ pub struct LiveOptions {
     pub yes: bool,
 }
 
-/// Options of `tidepool drill kill-leader`.
+/// Options of every drill.
 #[derive(Clone, Debug, clap::Args)]
-pub struct KillLeaderOptions {
+pub struct DrillOptions {
     /// Start a pool of separate processes on this host for the drill, instead of drilling the one at --masters
     #[arg(long)]
     pub spawn: bool,
-    /// How often the leader goes
+    /// How often it is done
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// How full the pool is; with --spawn half without it, else as it is
@@ -109,12 +141,15 @@ pub struct KillLeaderOptions {
     /// Data directories, logs and call logs go here and stay; without it a temporary directory is used
     #[arg(long)]
     pub work_dir: Option<PathBuf>,
+    /// Write a report with a picture of every round to this file, as one HTML page
+    #[arg(long, value_name = "PATH")]
+    pub report: Option<PathBuf>,
     /// On a live quorum.
     #[command(flatten)]
     pub live: LiveOptions,
 }
 
-impl KillLeaderOptions {
+impl DrillOptions {
     /// How full the pool is to be.
     pub fn fill(&self) -> Fill {
         self.fill.unwrap_or(if self.spawn { Fill::Half } else { Fill::None })

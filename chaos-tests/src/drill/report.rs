@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::KillLeaderOptions;
+use super::{DrillFault, DrillOptions};
 use crate::audit::Audit;
 use crate::clock::load1;
 use crate::failover::Round;
@@ -24,10 +24,11 @@ pub(super) fn print_round(number: u32, round: &Round, format: Format) {
         Format::Json => println!(
             "{}",
             json!({
-                "round": number, "killed": round.killed, "successor": round.successor,
+                "round": number, "struck": round.struck, "successor": round.successor,
                 "fill_percent": (round.fill_percent * 10.0).round() / 10.0,
                 "rto_write_ms": outage.rto_write_ms, "rto_read_ms": outage.rto_read_ms,
                 "worst_client_gap_ms": outage.worst_client_gap_ms, "longest_call_ms": outage.longest_call_ms,
+                "client_gaps_ms": outage.client_gaps_ms, "breakdown_ms": round.breakdown, "unsaved": round.unsaved,
                 "calls": outage.calls, "puts_ok": outage.puts_ok, "gets_ok": outage.gets_ok, "failed": outage.failed,
                 "missed": outage.missed, "corrupt": outage.corrupt,
                 "acknowledged": round.acknowledged, "audited": round.audit.checked, "rpo_lost": round.rpo_lost(),
@@ -38,12 +39,12 @@ pub(super) fn print_round(number: u32, round: &Round, format: Format) {
         Format::Table => {
             if number == 1 {
                 println!(
-                    "round  killed    fill %  rto write ms  rto read ms  worst gap ms  longest call ms  acked  lost  hashes"
+                    "round  struck      fill %  rto write ms  rto read ms  worst gap ms  longest call ms  acked  lost  hashes"
                 );
             }
             println!(
-                "{number:>5}  {:<8}  {:>6.1}  {:>12}  {:>11}  {:>12.1}  {:>15.1}  {:>5}  {:>4}  {}",
-                round.killed,
+                "{number:>5}  {:<10}  {:>6.1}  {:>12}  {:>11}  {:>12.1}  {:>15.1}  {:>5}  {:>4}  {}",
+                round.struck,
                 round.fill_percent,
                 shown(outage.rto_write_ms),
                 shown(outage.rto_read_ms),
@@ -57,45 +58,110 @@ pub(super) fn print_round(number: u32, round: &Round, format: Format) {
     }
 }
 
-pub(super) fn summarise(options: &KillLeaderOptions, rounds: &[Round], filler_lost: u64, format: Format) -> Verdict {
-    let spread = |pick: fn(&Round) -> Option<f64>| Spread::of(&rounds.iter().filter_map(pick).collect::<Vec<f64>>());
-    let most = |pick: fn(&Round) -> f64| rounds.iter().map(pick).fold(0.0, f64::max);
-    let write = spread(|r| r.outage.rto_write_ms);
-    let read = spread(|r| r.outage.rto_read_ms);
-    let lost = rounds.iter().map(Round::rpo_lost).sum::<u64>() + filler_lost;
-    let gap = most(|r| r.outage.worst_client_gap_ms);
-    let longest = most(|r| r.outage.longest_call_ms);
-    let equal = rounds.iter().all(|r| r.state_hash_equal);
-    let held = lost == 0 && rounds.iter().all(Round::held);
+pub(super) fn summarise(
+    fault: DrillFault,
+    options: &DrillOptions,
+    rounds: &[Round],
+    filler_lost: u64,
+    format: Format,
+) -> Verdict {
+    let sum = Summary::of(rounds, filler_lost);
     match format {
         Format::Json => println!(
             "{}",
             json!({
-                "rounds": rounds.len(), "rpo_lost": lost, "rto_write_ms": write, "rto_read_ms": read,
-                "worst_client_gap_ms": gap, "longest_call_ms": longest, "state_hash_equal": equal,
-                "fault": options.live.fault.name(), "fill": options.fill().name(),
+                "rounds": rounds.len(), "n": rounds.len(), "rpo_lost": sum.lost,
+                "rto_write_ms": sum.write, "rto_read_ms": sum.read,
+                "worst_client_gap_ms": sum.gap.max, "longest_call_ms": sum.call.max,
+                "client_gap_ms": sum.gap, "call_ms": sum.call,
+                "breakdown_ms": {
+                    "detect": sum.detect, "elect": sum.elect, "commit": sum.commit, "reroute": sum.reroute,
+                },
+                "state_hash_equal": sum.equal,
+                "fault": fault.name(), "fill": options.fill().name(),
                 "election": options.spawn.then_some(&options.election),
                 "acknowledged": rounds.iter().map(|r| r.acknowledged).sum::<u64>(),
+                "unsaved": rounds.iter().map(|r| r.unsaved).sum::<u64>(),
                 "missed": rounds.iter().map(|r| r.outage.missed).sum::<u64>(),
                 "corrupt": rounds.iter().map(|r| r.outage.corrupt).sum::<u64>(),
                 "failed_calls": rounds.iter().map(|r| r.outage.failed).sum::<u64>(),
-                "held": held, "load1": load1(),
+                "held": sum.held, "load1": load1(),
             })
         ),
         Format::Table => {
-            let row = |name: &str, s: Spread| {
-                println!("{name:<14} min {:.1}  p50 {:.1}  p99 {:.1}  max {:.1} ms", s.min, s.p50, s.p99, s.max);
-            };
             println!();
-            row("rto write", write);
-            row("rto read", read);
-            println!("worst gap of one client {gap:.1} ms, longest call {longest:.1} ms");
+            for (name, spread) in sum.rows() {
+                let Some(spread) = spread else { continue };
+                println!(
+                    "{name:<22} min {:>8.1}  p50 {:>8.1}  p99 {:>8.1}  max {:>8.1} ms",
+                    spread.min, spread.p50, spread.p99, spread.max
+                );
+            }
+            let unsaved: u64 = rounds.iter().map(|r| r.unsaved).sum();
+            if unsaved > 0 {
+                println!("{unsaved} acknowledged puts were newer than the snapshot that was restored");
+            }
             println!(
-                "{lost} acknowledged puts lost, states {}, everything held: {}",
-                if equal { "equal" } else { "DIFFER" },
-                if held { "yes" } else { "NO" }
+                "{} acknowledged puts lost, states {}, everything held: {}",
+                sum.lost,
+                if sum.equal { "equal" } else { "DIFFER" },
+                if sum.held { "yes" } else { "NO" }
             );
         }
     }
-    Verdict::of(held)
+    Verdict::of(sum.held)
+}
+
+/// Figures of all rounds.
+pub(super) struct Summary {
+    pub(super) lost: u64,
+    pub(super) equal: bool,
+    pub(super) held: bool,
+    write: Spread,
+    read: Spread,
+    gap: Spread,
+    call: Spread,
+    // None where no leader was lost.
+    detect: Option<Spread>,
+    elect: Option<Spread>,
+    commit: Option<Spread>,
+    reroute: Option<Spread>,
+}
+
+impl Summary {
+    pub(super) fn of(rounds: &[Round], filler_lost: u64) -> Summary {
+        let spread =
+            |pick: fn(&Round) -> Option<f64>| Spread::of(&rounds.iter().filter_map(pick).collect::<Vec<f64>>());
+        let part =
+            |pick: fn(&Round) -> Option<f64>| rounds.iter().any(|round| pick(round).is_some()).then(|| spread(pick));
+        let lost = rounds.iter().map(Round::rpo_lost).sum::<u64>() + filler_lost;
+        let gaps: Vec<f64> = rounds.iter().flat_map(|round| round.outage.client_gaps_ms.clone()).collect();
+        Summary {
+            lost,
+            equal: rounds.iter().all(|r| r.state_hash_equal),
+            held: lost == 0 && rounds.iter().all(Round::held),
+            write: spread(|r| r.outage.rto_write_ms),
+            read: spread(|r| r.outage.rto_read_ms),
+            gap: Spread::of(&gaps),
+            call: spread(|r| Some(r.outage.longest_call_ms)),
+            detect: part(|r| r.breakdown.detect_ms),
+            elect: part(|r| r.breakdown.elect_ms),
+            commit: part(|r| r.breakdown.commit_ms),
+            reroute: part(|r| r.breakdown.reroute_ms),
+        }
+    }
+
+    /// Named, as a table shows them.
+    pub(super) fn rows(&self) -> [(&'static str, Option<Spread>); 8] {
+        [
+            ("rto write", Some(self.write)),
+            ("rto read", Some(self.read)),
+            ("worst gap of a client", Some(self.gap)),
+            ("longest call", Some(self.call)),
+            ("  until it is missed", self.detect),
+            ("  until another leads", self.elect),
+            ("  until a put is acked", self.commit),
+            ("  until all are served", self.reroute),
+        ]
+    }
 }

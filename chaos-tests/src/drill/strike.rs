@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tidepool_proto::v1::StatusRequest;
 
 use super::live::LiveMember;
-use super::options::{FaultKind, LiveOptions};
+use super::options::{DrillFault, LiveOptions};
 use crate::admin;
 use crate::clock::monotonic_ns;
 use crate::cluster::POLL_EVERY;
@@ -25,7 +25,7 @@ const WATCH_EVERY: Duration = Duration::from_millis(5);
 /// What ends a reign.
 #[derive(Clone, Debug)]
 enum Means {
-    /// SIGKILL to the process that this file names.
+    /// A signal to the process that this file names.
     PidFile(String),
     /// A shell command.
     Command(String),
@@ -40,42 +40,58 @@ enum Means {
 pub(super) struct Strike {
     means: Means,
     restart: Option<String>,
+    /// Stopped, not killed: it wakes up as it was.
+    pause: bool,
 }
 
 impl Strike {
-    pub(super) fn of(options: &LiveOptions) -> Result<Strike> {
-        let means = match (options.fault, &options.pid_file, &options.kill_command, options.kill) {
-            (FaultKind::Transfer, None, None, None) => Means::Transfer,
-            (FaultKind::Transfer, ..) => {
-                bail!("--fault transfer kills nobody: leave --kill, --kill-command and --pid-file out")
+    pub(super) fn of(fault: DrillFault, options: &LiveOptions) -> Result<Strike> {
+        let restart = options.restart_command.clone();
+        let pause = fault == DrillFault::PauseLeader;
+        if fault == DrillFault::Transfer {
+            if options.pid_file.is_some() || options.kill_command.is_some() || options.kill.is_some() {
+                bail!("drill transfer kills nobody: leave --kill, --kill-command and --pid-file out");
             }
-            (FaultKind::Kill, Some(path), ..) => Means::PidFile(path.clone()),
-            (FaultKind::Kill, None, Some(command), _) => Means::Command(command.clone()),
-            (FaultKind::Kill, None, None, Some(_)) => Means::Manual,
-            (FaultKind::Kill, None, None, None) => bail!(
-                "say how the leader is killed: --kill-command 'ssh {{host}} systemctl kill -s KILL tidepool-master', --pid-file \
-                 PATH, or --kill manual; --fault transfer hands over instead, --spawn drills a pool of its own"
+            if restart.is_some() {
+                bail!("drill transfer kills nobody: leave --restart-command out");
+            }
+            return Ok(Strike { means: Means::Transfer, restart, pause });
+        }
+        let means = match (&options.pid_file, &options.kill_command, options.kill) {
+            (Some(path), ..) => Means::PidFile(path.clone()),
+            (None, Some(command), _) => Means::Command(command.clone()),
+            (None, None, Some(_)) => Means::Manual,
+            (None, None, None) => bail!(
+                "say how the leader is struck: --kill-command 'ssh {{host}} systemctl kill -s KILL tidepool-master', --pid-file \
+                 PATH, or --kill manual; drill transfer hands over instead, --spawn drills a pool of its own"
             ),
         };
-        let restart = options.restart_command.clone();
-        if restart.is_some() && matches!(means, Means::Transfer) {
-            bail!("--fault transfer kills nobody: leave --restart-command out");
+        if pause && restart.is_none() && !matches!(means, Means::PidFile(_)) {
+            bail!(
+                "say how the stopped leader is woken: --restart-command 'ssh {{host}} systemctl kill -s CONT tidepool-master'; \
+                 with --pid-file the drill does it"
+            );
         }
-        Ok(Strike { means, restart })
+        Ok(Strike { means, restart, pause })
     }
 
     pub(super) fn describe(&self) -> String {
         match &self.means {
-            Means::PidFile(path) => format!("SIGKILL to the process that {path} names"),
+            Means::PidFile(path) => format!("{} to the process that {path} names", self.signal_name()),
             Means::Command(command) => format!("by running: {command}"),
-            Means::Manual => format!("say which master to kill, and wait {MANUAL_WITHIN:?} for you to do it"),
+            Means::Manual => format!("say which master to strike, and wait {MANUAL_WITHIN:?} for you to do it"),
             Means::Transfer => "ask it to hand over to its best standby".to_owned(),
         }
+    }
+
+    fn signal_name(&self) -> &'static str {
+        if self.pause { "SIGSTOP" } else { "SIGKILL" }
     }
 
     pub(super) fn describe_return(&self) -> String {
         match (&self.means, &self.restart) {
             (Means::Transfer, _) => "wait until it follows the new leader".to_owned(),
+            (Means::PidFile(_), None) if self.pause => "wake it by SIGCONT".to_owned(),
             (_, Some(command)) => format!("start it again by running: {command}"),
             (_, None) => "wait until something else has started it again".to_owned(),
         }
@@ -93,10 +109,11 @@ impl Strike {
     /// Does it. Answers when, where that is known better than by watching.
     async fn act(&self, leader: &LiveMember) -> Result<Option<Fault>> {
         match &self.means {
+            Means::PidFile(path) if self.pause => stop_by_file(&leader.fill_in(path)).await.map(Some),
             Means::PidFile(path) => kill_by_file(&leader.fill_in(path)).await.map(Some),
             Means::Command(command) => run(&leader.fill_in(command)).await.map(|()| None),
             Means::Manual => {
-                eprintln!(">>> kill {leader} now (SIGKILL its process, or cut its power); waiting {MANUAL_WITHIN:?}");
+                eprintln!(">>> strike {leader} now ({} to its process); waiting {MANUAL_WITHIN:?}", self.signal_name());
                 Ok(None)
             }
             Means::Transfer => {
@@ -111,6 +128,7 @@ impl Strike {
     pub(super) async fn start_again(&self, member: &LiveMember) -> Result<()> {
         match (&self.means, &self.restart) {
             (Means::Transfer, _) => Ok(()),
+            (Means::PidFile(path), None) if self.pause => wake_by_file(&member.fill_in(path)),
             (_, Some(command)) => run(&member.fill_in(command)).await,
             (_, None) => {
                 eprintln!(">>> waiting until {member} runs again");
@@ -161,6 +179,30 @@ async fn run(command: &str) -> Result<()> {
 
 /// SIGKILL to the master whose process id a file has, and waits until it is gone.
 async fn kill_by_file(path: &str) -> Result<Fault> {
+    let (pid, raw) = master_of(path)?;
+    let at_ns = monotonic_ns();
+    kill_process(pid, Signal::KILL).with_context(|| format!("SIGKILL to process {raw}"))?;
+    wait_until(raw, |state| matches!(state, None | Some('Z' | 'X'))).await?;
+    Ok(Fault { at_ns, certain_ns: monotonic_ns() })
+}
+
+/// SIGSTOP to it, and waits until it is stopped.
+async fn stop_by_file(path: &str) -> Result<Fault> {
+    let (pid, raw) = master_of(path)?;
+    let at_ns = monotonic_ns();
+    kill_process(pid, Signal::STOP).with_context(|| format!("SIGSTOP to process {raw}"))?;
+    wait_until(raw, |state| state == Some('T')).await?;
+    Ok(Fault { at_ns, certain_ns: monotonic_ns() })
+}
+
+/// SIGCONT to it.
+fn wake_by_file(path: &str) -> Result<()> {
+    let (pid, raw) = master_of(path)?;
+    kill_process(pid, Signal::CONT).with_context(|| format!("SIGCONT to process {raw}"))
+}
+
+/// The master whose process id a file has.
+fn master_of(path: &str) -> Result<(Pid, i32)> {
     let text = std::fs::read_to_string(path).with_context(|| format!("process id file {path}"))?;
     let raw = process_id(&text).ok_or_else(|| anyhow!("{path} has no process id: '{}'", text.trim()))?;
     // The file may be older than the process that has this id now.
@@ -169,23 +211,24 @@ async fn kill_by_file(path: &str) -> Result<Fault> {
         bail!("process {raw} of {path} is not a master: '{}'", String::from_utf8_lossy(&command).replace('\0', " "));
     }
     let pid = Pid::from_raw(raw).ok_or_else(|| anyhow!("{path} has no process id"))?;
-    let at_ns = monotonic_ns();
-    kill_process(pid, Signal::KILL).with_context(|| format!("SIGKILL to process {raw}"))?;
+    Ok((pid, raw))
+}
+
+async fn wait_until(raw: i32, hit: impl Fn(Option<char>) -> bool) -> Result<()> {
     let give_up = Instant::now() + GONE_WITHIN;
-    while is_alive(raw) {
+    while !hit(state_of(raw)) {
         if Instant::now() > give_up {
-            bail!("process {raw} lives {GONE_WITHIN:?} after SIGKILL");
+            bail!("process {raw} goes on {GONE_WITHIN:?} after the signal");
         }
         tokio::time::sleep(POLL_EVERY / 10).await;
     }
-    Ok(Fault { at_ns, certain_ns: monotonic_ns() })
+    Ok(())
 }
 
-/// A zombie has closed its sockets: it is dead, whoever reaps it.
-fn is_alive(pid: i32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    let state = text.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, None | Some('Z' | 'X'))
+/// None: no such process. A zombie has closed its sockets: it is dead, whoever reaps it.
+fn state_of(pid: i32) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next())
 }
 
 /// A bare number, or the `pid` of what `--port-file` writes.
@@ -213,10 +256,12 @@ mod tests {
     #[test]
     fn contradicting_ways_to_end_a_reign_are_refused() {
         let options = LiveOptions::default();
-        assert!(Strike::of(&options).unwrap_err().to_string().contains("--kill-command"));
-        let both = LiveOptions { fault: FaultKind::Transfer, kill_command: Some("x".into()), ..options.clone() };
-        assert!(Strike::of(&both).unwrap_err().to_string().contains("--kill-command"));
-        let restart = LiveOptions { fault: FaultKind::Transfer, restart_command: Some("x".into()), ..options };
-        assert!(Strike::of(&restart).unwrap_err().to_string().contains("--restart-command"));
+        let refused = |fault, options: &LiveOptions| Strike::of(fault, options).unwrap_err().to_string();
+        assert!(refused(DrillFault::KillLeader, &options).contains("--kill-command"));
+        let command = LiveOptions { kill_command: Some("x".into()), ..options.clone() };
+        assert!(refused(DrillFault::Transfer, &command).contains("--kill-command"));
+        assert!(refused(DrillFault::PauseLeader, &command).contains("--restart-command"));
+        let restart = LiveOptions { restart_command: Some("x".into()), ..options };
+        assert!(refused(DrillFault::Transfer, &restart).contains("--restart-command"));
     }
 }

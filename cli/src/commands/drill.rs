@@ -31,19 +31,16 @@ fn exit(verdict: Verdict) -> Exit {
 
 /// Breaks something; exit code 1 when something that had to hold did not.
 pub async fn run(context: &Context, command: &DrillCommand) -> anyhow::Result<Exit> {
-    match command {
-        DrillCommand::KillLeader(options) => {
-            let target = drill::Target {
-                masters: context.config.addresses("masters"),
-                tenant: context.config.text("tenant").to_owned(),
-            };
-            if !options.spawn && !options.live.yes {
-                return Err(Failed::usage(drill::plan(options, &target).await?));
-            }
-            let verdict = drill::kill_leader(options, &target, &binary()?, report_format(context.format)).await?;
-            Ok(exit(verdict))
-        }
+    let (fault, options) = command.parts();
+    let target = drill::Target {
+        masters: context.config.addresses("masters"),
+        tenant: context.config.text("tenant").to_owned(),
+    };
+    if !options.spawn && !options.live.yes {
+        return Err(Failed::usage(drill::plan(fault, options, &target).await?));
     }
+    let verdict = drill::run(fault, options, &target, &binary()?, report_format(context.format)).await?;
+    Ok(exit(verdict))
 }
 
 /// Measures.

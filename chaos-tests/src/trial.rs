@@ -1,0 +1,237 @@
+//! A pool under load that a test breaks and judges: the load runs from beginning to end, every fault proves that it happened, and
+//! at the end every acknowledged put is read back, all masters have one state and all space adds up.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+use tidepool_client::{Client, PutItem, PutOptions};
+use tidepool_proto::v1::StatusResponse;
+
+use crate::audit::{self, Expected};
+use crate::clock::monotonic_ns;
+use crate::cluster::{Cluster, ClusterOptions, Ground, POLL_EVERY};
+use crate::content::value_of;
+use crate::failover;
+use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
+use crate::lab::Lab;
+use crate::nemesis::{Nemesis, Who};
+use crate::outage::{self, Outage};
+use crate::process::Fault;
+
+/// Longest wait for anything on a slow, shared machine.
+pub const WITHIN: Duration = Duration::from_secs(60);
+/// Calls that must succeed for the load to count as going on.
+const GOES_ON_CALLS: u64 = 10;
+/// Deadline of a call of the load: longer than any outage that is to be survived.
+const CALL_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a trial found.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    /// The outage around the last fault.
+    pub outage: Outage,
+    /// Acknowledged puts of the load.
+    pub acknowledged: u64,
+    /// Of them, how many could not be read back.
+    pub lost: u64,
+    /// What showed that the faults happened.
+    pub evidence: Vec<String>,
+}
+
+/// The pool of a trial whose load has ended.
+pub struct Judged {
+    _cluster: Cluster,
+    _directory: TempDir,
+}
+
+/// A pool under load.
+pub struct Trial {
+    /// The pool.
+    pub cluster: Cluster,
+    /// A client of it.
+    pub client: Client,
+    fleet: Fleet,
+    faults: Vec<Fault>,
+    evidence: Vec<String>,
+    directory: TempDir,
+}
+
+impl Trial {
+    /// A pool of 3 masters and 2 datanodes, changed as the test needs it, under 2 writers and 2 readers.
+    pub async fn start(binary: &Path, lab: Option<Lab>, change: impl FnOnce(&mut ClusterOptions)) -> Result<Trial> {
+        Trial::with_copies(binary, lab, 1, change).await
+    }
+
+    /// The same, every object having so many copies.
+    pub async fn with_copies(
+        binary: &Path,
+        lab: Option<Lab>,
+        replica_num: u32,
+        change: impl FnOnce(&mut ClusterOptions),
+    ) -> Result<Trial> {
+        let directory = tempfile::tempdir().context("temporary directory")?;
+        let mut options = ClusterOptions::new(binary, &directory.path().join("pool"));
+        options.ground = lab.map_or(Ground::Loopback, Ground::Lab);
+        change(&mut options);
+        let cluster = Cluster::start(options).await?;
+        let client = failover::connect(&cluster.masters_text(), "").await?;
+        let fleet = Fleet::start(&FleetOptions {
+            binary: binary.to_owned(),
+            directory: directory.path().join("load"),
+            masters: cluster.masters_text(),
+            tenant: String::new(),
+            writers: 2,
+            readers: 2,
+            rate_per_s: 50.0,
+            value_bytes: vec![1_000, 20_000],
+            prefix: "load".into(),
+            seed: 11,
+            deadline: CALL_WITHIN,
+            replica_num,
+            recent_bytes: 8 << 20,
+        })?;
+        let (faults, evidence) = (Vec::new(), Vec::new());
+        let trial = Trial { cluster, client, fleet, faults, evidence, directory };
+        trial.goes_on().await?;
+        Ok(trial)
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> PathBuf {
+        self.directory.path().to_owned()
+    }
+
+    /// The leader, and another master.
+    pub async fn leader_and_standby(&mut self) -> Result<(Who, Who)> {
+        let leader = self.cluster.leader(WITHIN).await?;
+        let standby = (leader + 1) % self.cluster.masters.len();
+        Ok((Who::Master(leader), Who::Master(standby)))
+    }
+
+    /// The masters that are not this one.
+    pub fn others(&self, one: Who) -> Vec<Who> {
+        (0..self.cluster.masters.len()).map(Who::Master).filter(|&who| who != one).collect()
+    }
+
+    /// Breaks something.
+    pub fn inject(&mut self, nemesis: &mut dyn Nemesis) -> Result<Fault> {
+        let fault = nemesis.inject(&mut self.cluster).with_context(|| nemesis.describe())?;
+        println!("{}", nemesis.describe());
+        self.faults.push(fault);
+        Ok(fault)
+    }
+
+    /// Has it proved that it happened, and mends it.
+    pub fn heal(&mut self, nemesis: &mut dyn Nemesis) -> Result<()> {
+        let shown = nemesis.evidence(&mut self.cluster).with_context(|| format!("{}: no proof", nemesis.describe()))?;
+        println!("  proof: {shown}");
+        self.evidence.push(shown);
+        nemesis.heal(&mut self.cluster).with_context(|| format!("mending: {}", nemesis.describe()))
+    }
+
+    /// Waits for calls of the load that were sent from now on.
+    pub async fn goes_on(&self) -> Result<()> {
+        self.fleet.progress(monotonic_ns()).wait_for(GOES_ON_CALLS, GOES_ON_CALLS, WITHIN).await
+    }
+
+    /// The load goes on for so long, without a pause longer than what `goes_on` allows.
+    pub async fn goes_on_for(&self, time: Duration) -> Result<()> {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            self.goes_on().await?;
+        }
+        Ok(())
+    }
+
+    /// The leader's view.
+    pub async fn status(&mut self) -> Result<StatusResponse> {
+        self.cluster.leader_status(WITHIN).await
+    }
+
+    /// Waits for a leader that is not this one.
+    pub async fn another_leads(&mut self, than: Who) -> Result<Who> {
+        let give_up = Instant::now() + WITHIN;
+        loop {
+            let now = Who::Master(self.cluster.leader(WITHIN).await?);
+            if now != than {
+                return Ok(now);
+            }
+            ensure!(Instant::now() < give_up, "{} still leads", than.name());
+            tokio::time::sleep(POLL_EVERY).await;
+        }
+    }
+
+    /// Waits until a role has ended by itself; answers the end of its log.
+    pub async fn ends_by_itself(&mut self, who: Who) -> Result<String> {
+        let process = who.of(&mut self.cluster)?.process()?;
+        let status = process.wait(WITHIN).await?;
+        ensure!(!status.success(), "{} ended as if all were well", who.name());
+        Ok(process.log_tail())
+    }
+
+    /// Puts some keys with the trial's own client; every one must be acknowledged.
+    pub async fn put_all(&self, keys: &[String], bytes: usize) -> Result<()> {
+        for batch in keys.chunks(64) {
+            let items = batch.iter().map(|key| PutItem::new(key.clone(), value_of(key, 0, bytes))).collect();
+            let put = PutOptions { deadline: Some(WITHIN), ..PutOptions::default() };
+            for (key, result) in batch.iter().zip(self.client.put_many(items, put).await) {
+                result.with_context(|| format!("put of {key}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every master has applied everything and every datanode serves.
+    pub async fn whole(&mut self) -> Result<()> {
+        self.cluster.wait_serving(WITHIN).await?;
+        for at in 0..self.cluster.masters.len() {
+            self.cluster.wait_caught_up(at, WITHIN).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the load and judges: nothing acknowledged is lost, no reader saw other bytes or missed an acknowledged key, all masters
+    /// have one state, all space adds up.
+    pub async fn judge(self) -> Result<Findings> {
+        Ok(self.judge_and_keep().await?.0)
+    }
+
+    /// The same; the pool lives on as long as what is answered.
+    pub async fn judge_and_keep(mut self) -> Result<(Findings, Judged)> {
+        self.goes_on().await.context("the load does not go on after everything was mended")?;
+        self.fleet.expect_running()?;
+        self.whole().await?;
+        let logs = self.fleet.stop().await?;
+        let last = self.faults.last().copied().unwrap_or(Fault { at_ns: 0, certain_ns: 0 });
+        let outage = outage::measure(&logs, last);
+        let digests = self.cluster.compare_digests(WITHIN).await?;
+        ensure!(digests.is_equal(), "the masters' states differ: {digests:?}");
+        for segment in self.cluster.leader_status(WITHIN).await?.segments {
+            let sum = segment.free_bytes + segment.processing_bytes + segment.complete_bytes + segment.retired_bytes;
+            ensure!(sum == segment.capacity_bytes, "segment {} does not add up: {segment:?}", segment.name);
+        }
+        let puts = acknowledged_puts(&logs);
+        let expected: Vec<Expected> = puts.iter().map(|put| Expected::from(*put)).collect();
+        let audit = audit::read_back(&self.client, &expected).await?;
+        let findings =
+            Findings { acknowledged: puts.len() as u64, lost: audit.lost(), outage, evidence: self.evidence };
+        let outage = &findings.outage;
+        println!(
+            "{} puts acknowledged, {} lost; writes back after {:?} ms, reads {:?} ms; worst gap {} ms, longest call {} ms, {} failed",
+            findings.acknowledged,
+            findings.lost,
+            outage.rto_write_ms,
+            outage.rto_read_ms,
+            outage.worst_client_gap_ms,
+            outage.longest_call_ms,
+            outage.failed
+        );
+        if findings.lost > 0 {
+            bail!("acknowledged puts are lost: {:?} {:?}", audit.absent, audit.wrong);
+        }
+        ensure!(outage.corrupt == 0 && outage.missed == 0, "{} corrupt, {} missed", outage.corrupt, outage.missed);
+        Ok((findings, Judged { _cluster: self.cluster, _directory: self.directory }))
+    }
+}
