@@ -82,6 +82,8 @@ impl Caller {
             .map_err(|_| certain(Error::new(ErrorCode::Unavailable, "the client is shutting down")))?;
         let mut uncertain = false;
         let mut backoff = Backoff::new();
+        // What a master said last: more than that the time is over.
+        let mut said: Option<Error> = None;
         loop {
             let leader =
                 self.quorum.leader(deadline).await.map_err(|error| self.ended(Failure { error, uncertain }))?;
@@ -104,8 +106,14 @@ impl Caller {
                 ErrorCode::ResourceExhausted | ErrorCode::DeadlineExceeded => {}
                 _ => return Err(Failure { error, uncertain }),
             }
-            if deadline.expired() || !deadline.sleep(backoff.next(error.retry_after_ms())).await {
-                let last = format!("{op} was tried again; the last failure was: {error}");
+            let advice_ms = error.retry_after_ms();
+            said = match (error.code(), said) {
+                (ErrorCode::DeadlineExceeded, Some(said)) => Some(said),
+                _ => Some(error),
+            };
+            if deadline.expired() || !deadline.sleep(backoff.next(advice_ms)).await {
+                let said = said.map(|error| error.to_string()).unwrap_or_default();
+                let last = format!("{op} was tried again; the last failure was: {said}");
                 return Err(self.ended(Failure { error: deadline.error(&last), uncertain }));
             }
             self.metrics.requests_retried.add(1);

@@ -1,0 +1,141 @@
+//! What a directory of a million objects costs who serves and who returns. Figures, not verdicts: run it alone, on a quiet machine.
+
+mod rig;
+
+use std::time::{Duration, Instant};
+
+use rig::{Pool, WITHIN, goes_on, http_get, keys, load, not_one_failed, pool, wait_for};
+use tidepool_chaos_tests::admin;
+use tidepool_chaos_tests::bench::pressure::percentile_99;
+use tidepool_chaos_tests::clock::{monotonic_ns, ns_to_ms};
+use tidepool_chaos_tests::record::{Call, CallRecord};
+use tidepool_client::{PutItem, PutOptions};
+use tidepool_proto::object::extent_bytes;
+use tokio::task::JoinSet;
+
+/// Objects, unless `TIDEPOOL_FIGURE_OBJECTS` says how many.
+const OBJECTS: usize = 1_000_000;
+const VALUE_BYTES: usize = 8;
+const BATCH: usize = 1_000;
+const WRITERS: usize = 4;
+/// Calls a second of the load.
+const RATE_PER_S: f64 = 500.0;
+/// How long puts are timed, without snapshots and with them.
+const TIMED: Duration = Duration::from_secs(20);
+const ROUNDS: usize = 3;
+
+fn objects() -> usize {
+    std::env::var("TIDEPOOL_FIGURE_OBJECTS").ok().and_then(|text| text.parse().ok()).unwrap_or(OBJECTS)
+}
+
+/// Puts `count` tiny objects by several writers at once.
+async fn fill(pool: &Pool, prefix: &str, count: usize) {
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let client = pool.client.clone();
+        let mine = keys(&format!("{prefix}/{writer}"), count / WRITERS);
+        writers.spawn(async move {
+            for batch in mine.chunks(BATCH) {
+                let items = batch.iter().map(|key| PutItem::new(key.clone(), vec![7; VALUE_BYTES])).collect();
+                let options = PutOptions { deadline: Some(WITHIN), ..PutOptions::default() };
+                client.put_many(items, options).await.into_iter().for_each(|put| assert!(put.is_ok(), "{put:?}"));
+            }
+        });
+    }
+    writers.join_all().await;
+}
+
+/// Milliseconds from when a put was to be sent until it was acknowledged, of those that were to be sent in this time.
+fn put_millis(logs: &[Vec<CallRecord>], (from, to): (u64, u64)) -> Vec<f64> {
+    let puts = logs.iter().flatten().filter(|call| call.call == Call::Put && (from..to).contains(&call.intended_ns));
+    puts.map(|call| ns_to_ms(call.done_ns - call.intended_ns)).collect()
+}
+
+/// Seconds until a master says that it is ready.
+async fn ready(pool: &Pool, at: usize) -> f64 {
+    let began = Instant::now();
+    let http = pool.cluster.masters[at].http;
+    wait_for("the master to be ready", async || (http_get(http, "/readyz").await?.0 == 200).then_some(())).await;
+    began.elapsed().as_secs_f64()
+}
+
+/// Prints: p99 of puts without and with snapshots that follow each other on every master; how long a standby takes that comes back by a
+/// snapshot under load; how long a quorum takes that starts from cold, to ready and to the first get.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "measures; run alone"]
+async fn measure_what_a_million_objects_cost() {
+    let count = objects();
+    let mut pool = pool(|options| {
+        options.datanodes = 1;
+        // So that who was away comes back by a snapshot, not by the log.
+        options.master_arguments = vec!["--keep-log-entries".into(), "0".into()];
+        options.segment_bytes =
+            (count as u64 * 2).next_multiple_of(1 << 16) * extent_bytes(VALUE_BYTES as u64) + (4 << 30);
+    })
+    .await;
+    let began = Instant::now();
+    fill(&pool, "old", count).await;
+    println!("{count} objects in {:.1} s", began.elapsed().as_secs_f64());
+
+    for round in 1..=ROUNDS {
+        let fleet = load(&pool, RATE_PER_S);
+        goes_on(&fleet).await;
+        let start = monotonic_ns();
+        tokio::time::sleep(TIMED).await;
+        let between = monotonic_ns();
+        let (give_up, mut taken) = (Instant::now() + TIMED, 0);
+        while Instant::now() < give_up {
+            for master in &pool.cluster.masters {
+                admin::compact(master.rpc).await.unwrap();
+                taken += 1;
+            }
+        }
+        let end = monotonic_ns();
+        let logs = not_one_failed(fleet, 1_000).await;
+        let p99 = |span| percentile_99(&mut put_millis(&logs, span));
+        let (without, with) = (p99((start, between)), p99((between, end)));
+        println!(
+            "round {round}: put p99 {without:.2} ms without snapshots, {with:.2} ms while {taken} were written: {:.2} times",
+            with / without
+        );
+    }
+
+    for round in 1..=ROUNDS {
+        let leader = pool.cluster.leader(WITHIN).await.unwrap();
+        let (behind, other) = ((leader + 1) % 3, (leader + 2) % 3);
+        pool.cluster.masters[behind].kill().unwrap();
+        for step in 0..3 {
+            fill(&pool, &format!("meanwhile-{round}-{step}"), 20_000).await;
+            for at in [leader, other] {
+                admin::compact(pool.cluster.masters[at].rpc).await.unwrap();
+            }
+        }
+        let fleet = load(&pool, RATE_PER_S);
+        goes_on(&fleet).await;
+        pool.cluster.masters[behind].start().unwrap();
+        let seconds = ready(&pool, behind).await;
+        let status = admin::status(pool.cluster.masters[behind].rpc).await.unwrap();
+        not_one_failed(fleet, 100).await;
+        println!("round {round}: a standby is back after {seconds:.2} s with {} objects", status.objects);
+    }
+
+    for round in 1..=ROUNDS {
+        for master in &mut pool.cluster.masters {
+            master.kill().unwrap();
+        }
+        let began = Instant::now();
+        for master in &mut pool.cluster.masters {
+            master.start().unwrap();
+        }
+        let got = pool.client.get("old/0/0", Some(WITHIN)).await;
+        let first_get = began.elapsed().as_secs_f64();
+        assert_eq!(got.unwrap(), vec![7; VALUE_BYTES]);
+        for at in 0..3 {
+            ready(&pool, at).await;
+        }
+        let all_ready = began.elapsed().as_secs_f64();
+        println!(
+            "round {round}: from the start of all masters {first_get:.2} s to the first get, {all_ready:.2} s to all ready"
+        );
+    }
+}
