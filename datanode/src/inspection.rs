@@ -70,7 +70,7 @@ impl Inspector {
 }
 
 /// None when the question cannot be answered now and should come again.
-fn inspect(life: &Life, metrics: &Metrics, command: &v1::VerifyReplica) -> Option<v1::Verdict> {
+pub(crate) fn inspect(life: &Life, metrics: &Metrics, command: &v1::VerifyReplica) -> Option<v1::Verdict> {
     let started = Instant::now();
     let result = match verify(life, command) {
         Err(NotIntact::Later) => return None,

@@ -30,6 +30,8 @@ mod payload;
 mod prefault;
 mod registration;
 pub mod segment;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod succession;
 mod verify;
 mod writes;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use tidepool_proto::capability::{Capability, Verb};
 use tidepool_proto::clock::BootInstant;
-use tidepool_proto::{Error, ErrorCode};
+use tidepool_proto::{Error, ErrorCode, planted};
 use tidepool_transport::{Memory, RawSlice, ReadAccess, ReadGuard, WriteAccess, WriteOutcome, WriteReply, WriteTicket};
 
 use crate::life::Life;
@@ -245,6 +245,7 @@ impl Ticket {
     fn end(&mut self, received: bool) -> (End, Option<Error>) {
         self.finished = true;
         let verified = match self.step() {
+            Ok(()) if received && planted!(SkipVerification) => Ok(()),
             Ok(()) if received => self.verify(self.grant.length, |verifier, bytes| verifier.complete(bytes)),
             Ok(()) => Err(Error::new(
                 ErrorCode::TransferFailed,
@@ -294,7 +295,9 @@ impl WriteTicket for Ticket {
     }
 
     fn leave(&mut self, received: u64) {
-        if let Err(error) = self.verify(received, Verifier::advance) {
+        if !planted!(SkipVerification)
+            && let Err(error) = self.verify(received, Verifier::advance)
+        {
             self.failure = Some(error);
         }
         self.life.writes().leave(&self.open);

@@ -261,6 +261,24 @@ impl Segment {
     }
 }
 
+/// The bytes behind a guard, for a simulation, in which nobody writes meanwhile.
+#[cfg(feature = "sim")]
+pub(crate) fn copy_out(guard: &ReadGuard) -> Vec<u8> {
+    // SAFETY: the guard keeps the bytes mapped, and a simulation runs on one thread: nothing writes them during the copy.
+    unsafe { std::slice::from_raw_parts(guard.as_ptr(), guard.len()) }.to_vec()
+}
+
+#[cfg(feature = "sim")]
+impl Segment {
+    /// Flips one bit, as a bad chip would. For a simulation, in which nobody else touches the memory meanwhile.
+    pub(crate) fn flip_bit(&self, bit: u64) {
+        if let Some(at) = self.address(bit / 8, 1) {
+            // SAFETY: one mapped byte, touched by this thread alone.
+            unsafe { *at.as_ptr() ^= 1 << (bit % 8) };
+        }
+    }
+}
+
 impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: exactly the range that was mapped; every pointer handed out is guarded by a reference to this value, so none is

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use parking_lot::Mutex;
 use tidepool_proto::capability::{Capability, GRANT_LIFETIME_MAX_MS};
 use tidepool_proto::clock::BootInstant;
-use tidepool_proto::{LogTime, ReplicaId, SegmentId};
+use tidepool_proto::{LogTime, ReplicaId, SegmentId, planted};
 use tokio::sync::Notify;
 
 use crate::log_clock::{LogClock, Observed};
@@ -289,6 +289,7 @@ impl WriteTable {
         for &replica in replicas {
             news |= inner.fenced.insert(replica, until).is_none();
             let entered = match inner.open.get(&replica).cloned() {
+                Some(_) if planted!(FenceWithoutAbort) => false,
                 Some(write) if write.fence() & ENTERED != 0 => true,
                 Some(write) => {
                     inner.close(&write, End::Aborted, &self.limits);

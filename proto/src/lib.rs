@@ -11,6 +11,8 @@ pub mod error;
 pub mod ids;
 pub mod keys;
 pub mod object;
+#[cfg(feature = "sim")]
+pub mod plant;
 
 /// Generated messages and services of `tidepool.v1`.
 #[allow(missing_docs, clippy::all)]
@@ -21,6 +23,24 @@ pub mod v1 {
 pub use address::Address;
 pub use error::{Error, ErrorCode};
 pub use ids::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, OpId, ReplicaId, SegmentId};
+
+/// Whether a guard is left out on this thread, so that a simulation can see that it would be missed. In every other build false.
+#[cfg(feature = "sim")]
+#[macro_export]
+macro_rules! planted {
+    ($guard:ident) => {
+        $crate::plant::Plant::$guard.is_on()
+    };
+}
+
+/// Whether a guard is left out: never.
+#[cfg(not(feature = "sim"))]
+#[macro_export]
+macro_rules! planted {
+    ($guard:ident) => {
+        false
+    };
+}
 
 /// Version of the wire protocol; peers further apart than one are refused at the handshake.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -3,7 +3,7 @@
 
 use super::audit::Part;
 use std::collections::{BTreeMap, BTreeSet};
-use tidepool_proto::SegmentId;
+use tidepool_proto::{SegmentId, planted};
 
 /// Free extents by address and by (length, address), with their digest.
 #[derive(Debug)]
@@ -155,6 +155,9 @@ impl FreeSpace {
     /// Takes the shortest extent that fits, the lowest address among equals; its front is used.
     pub(super) fn allocate(&mut self, length: u64) -> Option<u64> {
         let &(found, offset) = self.by_length.range((length, 0)..).next()?;
+        if planted!(DoubleGrant) && (length / 64).is_multiple_of(5) {
+            return Some(offset);
+        }
         self.remove(offset, found);
         if found > length {
             self.insert(offset + length, found - length);

@@ -6,7 +6,7 @@ use super::op::{SessionId, Uuid};
 use super::outcome::Answered;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidepool_proto::{Error, ErrorCode};
+use tidepool_proto::{Error, ErrorCode, planted};
 
 /// One client process.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +26,9 @@ impl Session {
     /// Whether a key-named op may be executed: the answer it got before if it was, STALE_REQUEST if it is below the
     /// floor, RESOURCE_EXHAUSTED if the window is full.
     pub(super) fn check_turn(&self, id: SessionId, turn: Turn) -> Result<Option<Answered>, Error> {
+        if planted!(LateDuplicate) {
+            return Ok(None);
+        }
         let floor = self.floor.max(turn.floor);
         let sequence = turn.sequence;
         if sequence < floor {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidepool_proto::capability::{Capability, Verb};
-use tidepool_proto::{Error, ErrorCode, LogTime, ObjectId, ReplicaId, v1};
+use tidepool_proto::{Error, ErrorCode, LogTime, ObjectId, ReplicaId, planted, v1};
 use tidepool_raft::rt;
 
 use super::core::{Service, unexpected};
@@ -19,6 +19,9 @@ pub async fn end(
     let tenure = service.tenure()?;
     let began = rt::now();
     let (ops, positions, mut results) = ending(service, items, session, Op::PutEnd)?;
+    if planted!(LostWrite) {
+        return Ok(v1::PutEndResponse { results });
+    }
     let outcomes = tenure.proposer.propose(&ops, None).await?;
     for (i, outcome) in positions.into_iter().zip(outcomes) {
         results[i] = match outcome {

@@ -166,7 +166,17 @@ impl StateMachine for Machine {
         let mut history = self.history.lock();
         let audits = entry.ops.iter().any(|op| matches!(op, Op::Audit));
         let began = audits.then(rt::now);
+        #[cfg(feature = "sim")]
+        if super::sim::is_left_out(at.index) {
+            self.directory.skip(at.index, at.term);
+            self.advance(at);
+            return Ok(entry.ops.iter().map(|_| Outcome::Done).collect());
+        }
         let outcomes = self.apply_ops(at, &entry, skipped)?;
+        #[cfg(feature = "sim")]
+        if super::sim::is_doubled(at.index) {
+            self.apply_ops(LogPosition { index: at.index + (1 << 40), ..at }, &entry, skipped)?;
+        }
         if let Some(began) = began {
             let (seconds, violations) = (rt::since(began).as_secs_f64(), self.directory.take_violations());
             self.audit.note(seconds, self.directory.audit_progress(), &violations);
@@ -195,6 +205,8 @@ impl StateMachine for Machine {
             checkpoints.push_back((at.index, self.directory.digest()));
         }
         self.advance(at);
+        #[cfg(feature = "sim")]
+        super::sim::observe(&self.directory, at.index, &entry.ops);
         Ok(outcomes)
     }
 
@@ -239,6 +251,8 @@ impl StateMachine for Machine {
         match self.applied() {
             Some(applied) if applied == at => {
                 self.advance(at);
+                #[cfg(feature = "sim")]
+                super::sim::observe(&self.directory, at.index, &[]);
                 Ok(())
             }
             applied => Err(MachineError::new(format!("snapshot at {at} holds the state of {applied:?}"))),

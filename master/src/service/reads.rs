@@ -9,7 +9,7 @@ use tidepool_proto::capability::{Capability, Verb};
 use tidepool_proto::keys::check_key;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
-use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, v1};
+use tidepool_proto::{Error, ErrorCode, LogTime, NodeId, ObjectId, planted, v1};
 
 use super::core::Service;
 use super::leases::{Granted, LeaseTerms};
@@ -525,6 +525,15 @@ fn list(service: &Service, tenant: TenantId, request: &v1::ListRequest) -> Resul
 /// A failed read is a hint (R3): it is counted, and a corrupt one makes the owning datanode verify in place.
 fn read_report(service: &Service, tenure: &Tenure, request: &v1::ReadReportRequest) -> v1::ReadReportResponse {
     use v1::read_report::Kind;
+    if planted!(TrustReporter) {
+        for report in &request.reports {
+            let proposer = tenure.proposer.clone();
+            let (object, replica) = (ObjectId(report.object_id), tidepool_proto::ReplicaId(report.replica_id));
+            tidepool_raft::rt::spawn(async move {
+                proposer.propose_one(crate::directory::Op::DropReplica { object, replica }, None).await
+            });
+        }
+    }
     for report in &request.reports {
         match Kind::try_from(report.kind) {
             Ok(Kind::Corrupt) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidepool_proto::keys::check_key;
-use tidepool_proto::{Error, ErrorCode, ObjectId, v1};
+use tidepool_proto::{Error, ErrorCode, ObjectId, planted, v1};
 
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
@@ -139,6 +139,9 @@ impl Batch<'_> {
         }
         if self.tenure.may_be_leased_by_predecessor(object) {
             return Decision::Propose(Some(object), RetireMode::RetireOnly);
+        }
+        if planted!(LookBeforeMark) && self.tenure.leases.live(object, self.tenure.now_ms()).is_none() {
+            return Decision::Propose(Some(object), RetireMode::RetireAndReclaim);
         }
         match (marks.mark(object, self.tenure.now_ms()), self.mode) {
             (Marked::Yes, _) => Decision::Propose(Some(object), RetireMode::RetireAndReclaim),

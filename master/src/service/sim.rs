@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
-use tidepool_proto::Address;
 use tidepool_proto::v1::admin_service_server::AdminServiceServer;
 use tidepool_proto::v1::client_service_server::ClientServiceServer;
 use tidepool_proto::v1::node_service_server::NodeServiceServer;
+use tidepool_proto::{Address, planted};
 use tidepool_raft::sim::SimNode;
+use tidepool_raft::sim::surroundings;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service as Call, StdError, http};
@@ -25,7 +26,7 @@ use super::node::MasterNode;
 use super::nodes::NodeFace;
 use super::options::MasterOptions;
 use super::session::ClientFace;
-use crate::directory::Directory;
+use crate::directory::{Directory, Op};
 
 /// One exchange on the simulated network.
 pub type Exchange = BoxFuture<'static, Result<http::Response<Body>, Status>>;
@@ -39,6 +40,37 @@ thread_local! {
 /// From here on masters of this thread reach each other's services through `dial`; none: through sockets.
 pub fn set_dial(dial: Option<Dial>) {
     DIAL.set(dial);
+}
+
+/// Sees the state after each entry: its index, and the ops that made it; none: a snapshot of it was taken in.
+pub type Observe = Arc<dyn Fn(&Directory, u64, &[Op<'_>]) + Send + Sync>;
+
+thread_local! {
+    static OBSERVE: RefCell<Option<Observe>> = const { RefCell::new(None) };
+}
+
+/// From here on what masters of this thread apply is shown; none: to nobody.
+pub fn set_observer(observe: Option<Observe>) {
+    OBSERVE.set(observe);
+}
+
+pub(super) fn observe(directory: &Directory, index: u64, ops: &[Op<'_>]) {
+    if let Some(observe) = OBSERVE.with_borrow(Clone::clone) {
+        observe(directory, index, ops);
+    }
+}
+
+/// Entries that the planted bugs of one master befall.
+fn is_befallen(index: u64) -> bool {
+    index % 40 == 39 && surroundings::machine().is_some_and(|machine| machine.id == 2)
+}
+
+pub(super) fn is_left_out(index: u64) -> bool {
+    planted!(DroppedEntry) && is_befallen(index)
+}
+
+pub(super) fn is_doubled(index: u64) -> bool {
+    planted!(DoubleApply) && is_befallen(index)
 }
 
 /// A way to another master, if this thread simulates.

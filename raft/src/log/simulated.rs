@@ -117,6 +117,12 @@ impl SimulatedDisk {
         self.inner.lock().fail_sync = Some(kind);
     }
 
+    /// Faults that were asked for and did not happen yet do not.
+    pub fn heal(&self) {
+        let inner = &mut *self.inner.lock();
+        (inner.fail_write, inner.fail_sync) = (None, None);
+    }
+
     /// Syncs so far.
     pub fn syncs(&self) -> u64 {
         self.inner.lock().syncs

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tidepool_proto::ids::REPLICAS_PER_OBJECT_MAX;
 use tidepool_proto::keys::check_key;
 use tidepool_proto::object::{OBJECT_BYTES_MAX, extent_bytes, stored_bytes};
-use tidepool_proto::{Error, ErrorCode, ObjectId, ReplicaId};
+use tidepool_proto::{Error, ErrorCode, ObjectId, ReplicaId, planted};
 
 /// What a put finds under its key.
 enum Present {
@@ -174,6 +174,9 @@ impl Apply<'_> {
         let timeout_ms = self.core.config.config.put_start_discard_timeout_ms;
         if put.upsert.is_none() && age_ms < timeout_ms {
             let left_ms = timeout_ms - age_ms;
+            if planted!(ExistsWhileProcessing) {
+                return Err(Error::new(ErrorCode::ObjectAlreadyExists, format!("key '{key}' is being put")));
+            }
             return Err(Error::new(
                 ErrorCode::PutInProgress,
                 format!("key '{key}' is being put as object {}; it may be preempted in {left_ms} ms", record.object),

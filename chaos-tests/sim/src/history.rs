@@ -1,0 +1,135 @@
+//! What clients did and saw: each call with when it began and ended, on which key, and how it ended.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tidepool_raft::sim::surroundings;
+
+use crate::trace::Trace;
+
+/// A value: the object that a put made. Ids are never reused, so it names the put.
+pub type Value = u64;
+
+/// What a call asked, or what the surroundings did, with how it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A put ended well, or nobody knows how.
+    Put(Value),
+    /// A put found an object there.
+    PutRefused,
+    /// A put that replaces ended well, or nobody knows how.
+    Upsert(Value),
+    /// A get returned this object's bytes.
+    Got(Value),
+    /// A get or an exist found nothing.
+    Missed,
+    /// An exist found an object.
+    Exists,
+    /// A removal removed, or nobody knows.
+    Removed,
+    /// A removal found nothing.
+    NothingToRemove,
+    /// The log says that this object went without a call: evicted, or lost with its datanode.
+    Dropped(Value),
+    /// The log says that this object cannot be read for now: its datanodes are suspect.
+    Hidden(Value),
+    /// The log says that it can be read again.
+    Shown(Value),
+}
+
+impl Event {
+    /// Whether it changes nothing: one that nobody knows the end of says nothing then.
+    pub fn only_looks(self) -> bool {
+        matches!(self, Event::PutRefused | Event::Got(_) | Event::Missed | Event::Exists | Event::NothingToRemove)
+    }
+}
+
+/// One call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Call {
+    /// Who called; 0: the log.
+    pub client: u64,
+    /// Key.
+    pub key: u64,
+    /// When it began, in nanoseconds of true time.
+    pub invoked: u64,
+    /// When it ended; none: nobody knows whether it took effect, it may do so for ever.
+    pub returned: Option<u64>,
+    /// What it did.
+    pub event: Event,
+}
+
+/// What is wrong whatever the order of calls was.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wrong {
+    /// When it was seen.
+    pub at: u64,
+    /// What.
+    pub what: String,
+}
+
+/// Everything that clients log. Cheap to clone.
+#[derive(Clone)]
+pub struct History {
+    inner: Arc<Mutex<Inner>>,
+    trace: Trace,
+}
+
+#[derive(Default)]
+struct Inner {
+    calls: Vec<Call>,
+    wrong: Vec<Wrong>,
+    definite: u64,
+}
+
+/// True time in nanoseconds.
+pub fn now() -> u64 {
+    surroundings::elapsed().as_nanos() as u64
+}
+
+impl History {
+    /// Nothing happened yet.
+    pub fn new(trace: Trace) -> History {
+        History { inner: Arc::default(), trace }
+    }
+
+    /// A call, ended now or of unknown end.
+    pub fn log(&self, client: u64, key: u64, invoked: u64, is_known: bool, event: Event) {
+        if !is_known && event.only_looks() {
+            return;
+        }
+        let returned = is_known.then(now);
+        self.trace.say(&format!("call {client} key {key} {event:?}{}", if is_known { "" } else { " ?" }));
+        let mut inner = self.inner.lock();
+        inner.definite += u64::from(is_known);
+        inner.calls.push(Call { client, key, invoked, returned, event });
+    }
+
+    /// What the log did, between two instants.
+    pub fn log_event(&self, key: u64, between: (u64, u64), event: Event) {
+        self.trace.say(&format!("log key {key} {event:?}"));
+        let call = Call { client: 0, key, invoked: between.0, returned: Some(between.1), event };
+        self.inner.lock().calls.push(call);
+    }
+
+    /// Something that must not be.
+    pub fn wrong(&self, what: String) {
+        self.trace.say(&format!("WRONG {what}"));
+        self.inner.lock().wrong.push(Wrong { at: now(), what });
+    }
+
+    /// Calls that ended.
+    pub fn definite(&self) -> u64 {
+        self.inner.lock().definite
+    }
+
+    /// All calls.
+    pub fn calls(&self) -> Vec<Call> {
+        self.inner.lock().calls.clone()
+    }
+
+    /// All that must not be.
+    pub fn all_wrong(&self) -> Vec<Wrong> {
+        self.inner.lock().wrong.clone()
+    }
+}

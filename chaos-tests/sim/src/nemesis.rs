@@ -1,0 +1,258 @@
+//! What goes wrong: faults drawn from the seed, one after the other, and their end.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use openraft::async_runtime::AsyncRuntime;
+use openraft_rt_sim::SimRuntime;
+use tidepool_raft::sim::SplitMix;
+use tidepool_raft::sim::surroundings::SimMachine;
+
+use crate::datanode::{Process, address};
+use crate::net::Net;
+use crate::observe::Observer;
+use crate::params::{Fault, Params};
+use crate::quorum::{MASTERS, Quorum};
+
+/// How long one handover or compaction may take.
+const ACT: Duration = Duration::from_secs(3);
+
+/// Datanodes have ids from here.
+pub const DATANODES_FROM: u64 = 101;
+/// Clients have ids from here.
+pub const CLIENTS_FROM: u64 = 201;
+
+/// Breaks things and mends them.
+pub struct Nemesis {
+    /// The masters.
+    pub quorum: Quorum,
+    /// The datanodes, dead ones included.
+    pub datanodes: BTreeMap<u64, Process>,
+    net: Net,
+    params: Params,
+    random: SplitMix,
+    skew: BTreeMap<u64, i64>,
+    observer: Observer,
+    /// Faults that were carried out, by name.
+    pub struck: BTreeMap<String, u64>,
+}
+
+impl Nemesis {
+    /// Over a healthy cluster.
+    pub fn new(
+        quorum: Quorum,
+        datanodes: BTreeMap<u64, Process>,
+        net: Net,
+        params: &Params,
+        skew: BTreeMap<u64, i64>,
+        observer: Observer,
+    ) -> Nemesis {
+        let random = SplitMix::new(params.seed ^ 0x6661_756c);
+        Nemesis { quorum, datanodes, net, params: params.clone(), random, skew, observer, struck: BTreeMap::new() }
+    }
+
+    /// Breaks things until the time is over.
+    pub async fn strike(&mut self) -> Result<(), String> {
+        let until = crate::history::now() + self.params.faults_for.as_nanos() as u64;
+        while crate::history::now() < until {
+            let pause = self.random.range(20, self.params.fault_pause_ms);
+            SimRuntime::sleep(Duration::from_millis(pause)).await;
+            if self.params.faults.is_empty() {
+                continue;
+            }
+            let fault = self.params.faults[self.random.below(self.params.faults.len() as u64) as usize];
+            self.net.trace.say(&format!("fault {fault:?}"));
+            *self.struck.entry(format!("{fault:?}")).or_default() += 1;
+            self.carry_out(fault).await?;
+            self.mend_some().await?;
+        }
+        Ok(())
+    }
+
+    fn a_master(&mut self) -> u64 {
+        match self.quorum.leader() {
+            Some(leader) if self.random.chance(60) => leader.machine.id,
+            _ => self.random.range(1, MASTERS),
+        }
+    }
+
+    fn a_datanode(&mut self) -> u64 {
+        DATANODES_FROM + self.random.below(self.params.datanodes)
+    }
+
+    async fn carry_out(&mut self, fault: Fault) -> Result<(), String> {
+        let master = self.a_master();
+        let datanode = self.a_datanode();
+        match fault {
+            Fault::KillMaster => {
+                let pending = self.quorum.cluster().disk(master).map_or(0, |disk| disk.pending() as u64);
+                let (kept, torn) = (self.random.range(0, pending) as usize, self.random.chance(30));
+                self.quorum.kill(master, kept, torn).await;
+            }
+            Fault::PauseMaster => {
+                if let Some(running) = self.quorum.get(master) {
+                    running.machine.pause(true);
+                    self.resume_later(running.machine);
+                }
+            }
+            Fault::CutMasters => {
+                let other = self.random.range(1, MASTERS);
+                match self.random.chance(50) {
+                    true => self.net.part(master, other),
+                    false => self.net.cut(master, other),
+                }
+            }
+            Fault::IsolateMaster => {
+                (1..=MASTERS).filter(|other| *other != master).for_each(|other| self.net.part(master, other));
+            }
+            Fault::HandOver => {
+                if let Some(leader) = self.quorum.leader() {
+                    // Refused when nobody is ready: that is what it is for.
+                    drop(SimRuntime::timeout(ACT, leader.node.transfer_leader(None)).await);
+                }
+            }
+            Fault::Compact => {
+                if let Some(running) = self.quorum.get(master) {
+                    drop(SimRuntime::timeout(ACT, running.node.compact()).await);
+                }
+            }
+            Fault::DiskFault => {
+                if let Some(disk) = self.quorum.cluster().disk(master) {
+                    let kind = if self.random.chance(50) { io::ErrorKind::Other } else { io::ErrorKind::StorageFull };
+                    match self.random.chance(50) {
+                        true => disk.fail_next_write(kind),
+                        false => disk.fail_next_sync(kind),
+                    }
+                }
+            }
+            Fault::StepClock => {
+                if let Some(running) = self.quorum.get(master) {
+                    let by_ms = self.random.range(0, 200_000) as i64 - 100_000;
+                    running.machine.step_wall_clock(by_ms);
+                }
+            }
+            Fault::KillDatanode => self.kill_datanode(datanode),
+            Fault::PauseDatanode => {
+                let machine = self.datanodes[&datanode].machine.clone();
+                machine.pause(true);
+                self.resume_later(machine);
+            }
+            Fault::CutDatanode => match self.random.chance(50) {
+                true => (1..=MASTERS).for_each(|master| self.net.part(datanode, master)),
+                false => {
+                    let client = CLIENTS_FROM + self.random.below(self.params.clients);
+                    self.net.part(datanode, client);
+                }
+            },
+            Fault::FlipBit => {
+                let bit = self.random.number();
+                self.datanodes[&datanode].node.flip_bit(0, bit);
+            }
+            Fault::CutClient => {
+                let client = CLIENTS_FROM + self.random.below(self.params.clients);
+                self.net.part(client, master);
+            }
+            Fault::SlowDisk => {
+                if let Some(disk) = self.quorum.cluster().disk(master) {
+                    disk.set_sync_delay(Duration::from_micros(self.random.range(50, 60_000)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn resume_later(&mut self, machine: std::sync::Arc<SimMachine>) {
+        let time = Duration::from_millis(self.random.range(20, 2_500));
+        drop(SimRuntime::spawn(async move {
+            SimRuntime::sleep(time).await;
+            machine.pause(false);
+        }));
+    }
+
+    fn kill_datanode(&mut self, id: u64) {
+        self.net.hang_up(&address(id));
+        if let Some(process) = self.datanodes.get(&id) {
+            process.machine.die();
+        }
+        self.observer.datanode(&address(id), true);
+    }
+
+    /// Starts a datanode anew if it died: empty.
+    fn start_datanode(&mut self, id: u64) -> Result<(), String> {
+        if self.datanodes.get(&id).is_some_and(|process| !process.machine.is_dead()) {
+            return Ok(());
+        }
+        let process = start_datanode(id, &self.net, &self.params, &self.skew)?;
+        self.datanodes.insert(id, process);
+        self.observer.datanode(&address(id), false);
+        Ok(())
+    }
+
+    /// Sometimes something comes back.
+    async fn mend_some(&mut self) -> Result<(), String> {
+        for id in 1..=MASTERS {
+            let stopped = self.quorum.get(id).is_some_and(|running| running.node.status().fatal.is_some());
+            if stopped {
+                self.quorum.kill(id, usize::MAX, false).await;
+            }
+            if self.quorum.get(id).is_none() && self.random.chance(60) {
+                self.quorum.start(id).await?;
+            }
+        }
+        for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
+            if self.random.chance(50) {
+                self.start_datanode(id)?;
+            }
+        }
+        if self.random.chance(35) {
+            self.net.heal();
+        }
+        Ok(())
+    }
+
+    /// Everything comes back.
+    pub async fn heal(&mut self) -> Result<(), String> {
+        self.net.trace.say("heal");
+        self.net.heal();
+        self.net.calm();
+        for id in 1..=MASTERS {
+            if let Some(running) = self.quorum.get(id) {
+                running.machine.pause(false);
+                if running.node.status().fatal.is_some() {
+                    self.quorum.kill(id, usize::MAX, false).await;
+                }
+            }
+            if let Some(disk) = self.quorum.cluster().disk(id) {
+                disk.set_sync_delay(Duration::from_micros(200));
+                disk.heal();
+            }
+            self.quorum.start(id).await?;
+        }
+        for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
+            self.datanodes[&id].machine.pause(false);
+            self.start_datanode(id)?;
+        }
+        Ok(())
+    }
+
+    /// Masters that stopped by themselves are started again, as their supervisor would.
+    pub async fn supervise(&mut self) -> Result<(), String> {
+        for id in 1..=MASTERS {
+            let fatal = self.quorum.get(id).and_then(|running| running.node.status().fatal);
+            if let Some(why) = fatal {
+                self.net.trace.say(&format!("master {id} is started again: {why}"));
+                self.quorum.kill(id, usize::MAX, false).await;
+                self.quorum.start(id).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A datanode on a machine of its own.
+pub fn start_datanode(id: u64, net: &Net, params: &Params, skew: &BTreeMap<u64, i64>) -> Result<Process, String> {
+    let machine = SimMachine::new(id, skew.get(&id).copied().unwrap_or(0), Duration::from_secs(id));
+    let masters = (1..=MASTERS).map(|id| crate::quorum::address(id).to_string()).collect();
+    Process::start(machine, net.clone(), masters, params.segment_bytes).map_err(|error| error.to_string())
+}

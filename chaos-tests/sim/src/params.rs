@@ -1,0 +1,132 @@
+//! What a run is like, drawn from its seed: each run switches some faults on and others off, so that no fault hides another.
+
+use std::time::Duration;
+
+use tidepool_raft::ElectionProfile;
+use tidepool_raft::sim::SplitMix;
+
+/// The swarm's parameters.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// Decides everything else.
+    pub seed: u64,
+    /// Datanodes.
+    pub datanodes: u64,
+    /// Clients.
+    pub clients: u64,
+    /// Keys that they share.
+    pub keys: u64,
+    /// Bytes of each datanode's segment.
+    pub segment_bytes: u64,
+    /// Payload bytes of an object, at most.
+    pub object_bytes_max: u64,
+    /// Election timeouts.
+    pub election: ElectionProfile,
+    /// Entries after which a snapshot is due.
+    pub snapshot_entries: u64,
+    /// Entries kept behind it.
+    pub keep_entries: u64,
+    /// How long faults last.
+    pub faults_for: Duration,
+    /// Pause between two faults, at most, in milliseconds.
+    pub fault_pause_ms: u64,
+    /// Time of a sync, in microseconds.
+    pub sync_us: u64,
+    /// How much clocks of machines go wrong, in millionths, at most.
+    pub skew_ppm: i64,
+    /// Messages that are late, in a thousand, and by how many milliseconds at most.
+    pub late: (u64, u64),
+    /// Transfers that stall, in a thousand.
+    pub stalls: u64,
+    /// Which faults there are.
+    pub faults: Vec<Fault>,
+    /// Copies that a put asks for, at most.
+    pub replicas_max: u32,
+}
+
+/// A kind of fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A master loses power, with what it had not synced, perhaps a torn tail.
+    KillMaster,
+    /// A master stands still.
+    PauseMaster,
+    /// Wires between masters are cut, in one direction or both.
+    CutMasters,
+    /// One master is cut off from all.
+    IsolateMaster,
+    /// Leadership is handed over.
+    HandOver,
+    /// A master snapshots and purges its log.
+    Compact,
+    /// A write or sync of a master's disk fails.
+    DiskFault,
+    /// A master's time of day jumps.
+    StepClock,
+    /// A datanode dies; its memory is gone.
+    KillDatanode,
+    /// A datanode stands still.
+    PauseDatanode,
+    /// Wires of a datanode are cut, to masters or to clients.
+    CutDatanode,
+    /// A bit of a datanode's memory flips.
+    FlipBit,
+    /// A client is cut off.
+    CutClient,
+    /// A disk becomes slow.
+    SlowDisk,
+}
+
+impl Fault {
+    /// All kinds.
+    pub const ALL: &'static [Fault] = &[
+        Fault::KillMaster,
+        Fault::PauseMaster,
+        Fault::CutMasters,
+        Fault::IsolateMaster,
+        Fault::HandOver,
+        Fault::Compact,
+        Fault::DiskFault,
+        Fault::StepClock,
+        Fault::KillDatanode,
+        Fault::PauseDatanode,
+        Fault::CutDatanode,
+        Fault::FlipBit,
+        Fault::CutClient,
+        Fault::SlowDisk,
+    ];
+}
+
+impl Params {
+    /// Of this seed.
+    pub fn of(seed: u64) -> Params {
+        let mut random = SplitMix::new(seed ^ 0x7069_7065);
+        let share = random.range(20, 70);
+        let faults = Fault::ALL.iter().copied().filter(|_| random.chance(share)).collect();
+        let tight = random.chance(40);
+        Params {
+            seed,
+            datanodes: random.range(2, 3),
+            clients: random.range(2, 4),
+            keys: random.range(3, 8),
+            segment_bytes: if tight { 64 << 10 } else { 512 << 10 },
+            object_bytes_max: random.range(2_000, 12_000),
+            election: if random.chance(50) { ElectionProfile::Lan } else { ElectionProfile::Default },
+            snapshot_entries: random.range(40, 400),
+            keep_entries: random.range(0, 60),
+            faults_for: Duration::from_millis(random.range(2_500, 5_000)),
+            fault_pause_ms: random.range(60, 600),
+            sync_us: random.range(50, 3_000),
+            skew_ppm: if random.chance(50) { random.range(0, 20_000) as i64 } else { 0 },
+            late: (random.range(0, 30), random.range(20, 1_500)),
+            stalls: random.range(0, 60),
+            faults,
+            replicas_max: random.range(1, 2) as u32,
+        }
+    }
+
+    /// The same, and nothing goes wrong.
+    pub fn calm(seed: u64) -> Params {
+        Params { faults: Vec::new(), late: (0, 1), stalls: 0, skew_ppm: 0, ..Params::of(seed) }
+    }
+}

@@ -1,0 +1,158 @@
+//! The masters of a run: real consensus and real services on machines that can be killed, paused and cut off.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidepool_master::sim::{self, Machine};
+use tidepool_master::{FailoverReclaim, Master, MasterOptions};
+use tidepool_proto::{Address, NodeId};
+use tidepool_raft::sim::surroundings::{On, SimMachine, spawn_on};
+use tidepool_raft::sim::{SimCluster, SimNode};
+use tidepool_raft::{Member, Role};
+
+use crate::net::{Net, Port};
+use crate::params::Params;
+
+/// Masters of a quorum.
+pub const MASTERS: u64 = 3;
+/// After which an unfinished put may be preempted.
+pub const DISCARD_AFTER: Duration = Duration::from_secs(3);
+/// Longest lease.
+pub const LEASE_MAX: Duration = Duration::from_millis(1_500);
+/// Silence after which a datanode is suspect.
+pub const SUSPECT_AFTER: Duration = Duration::from_millis(800);
+/// Silence after which its replicas are dropped.
+pub const FORGET_AFTER: Duration = Duration::from_secs(20);
+
+/// Where a master listens.
+pub fn address(id: u64) -> Address {
+    let port = u16::try_from(10_000 + id).unwrap_or(u16::MAX);
+    Address::new("127.0.0.1", port).unwrap_or_else(|_| unreachable!("a loopback address is one"))
+}
+
+/// The quorum. Cheap to clone.
+#[derive(Clone)]
+pub struct Quorum {
+    cluster: SimCluster<Machine>,
+    net: Net,
+    params: Arc<Params>,
+    running: Arc<Mutex<BTreeMap<u64, Running>>>,
+    skew: Arc<BTreeMap<u64, i64>>,
+}
+
+/// One running master.
+#[derive(Clone)]
+pub struct Running {
+    /// Its machine.
+    pub machine: Arc<SimMachine>,
+    /// Consensus.
+    pub node: SimNode<Machine>,
+    /// The service.
+    pub master: Master,
+}
+
+fn options(id: u64, params: &Params, dir: &Path) -> MasterOptions {
+    let members = (1..=MASTERS).map(|id| Member { node_id: NodeId(id), address: address(id) }).collect();
+    let mut options = MasterOptions::new(NodeId(id), dir.to_owned(), address(id), address(id), members);
+    options.election = params.election;
+    options.lease_ttl_default = LEASE_MAX / 2;
+    options.lease_ttl_max = LEASE_MAX;
+    // Leases are kept to the letter, so that bytes which do not verify under one are always wrong.
+    options.failover_reclaim = FailoverReclaim::Protect;
+    options.put_start_discard_timeout = DISCARD_AFTER;
+    options.node_heartbeat_interval = Duration::from_millis(80);
+    options.node_suspect_timeout = SUSPECT_AFTER;
+    options.node_forget_timeout = FORGET_AFTER;
+    options.checkpoint_interval = Duration::from_millis(700);
+    options.audit_interval = Duration::from_millis(300);
+    options.keep_log_entries = params.keep_entries;
+    options
+}
+
+impl Quorum {
+    /// Three masters, none started.
+    pub fn new(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>) {
+        let params = Arc::new(params.clone());
+        let (for_machine, for_options) = (params.clone(), params.clone());
+        let machine = move || {
+            let options = options(1, &for_machine, Path::new(""));
+            sim::machine(&options).unwrap_or_else(|error| panic!("a machine with default settings: {error}"))
+        };
+        let adjust = move |raft: &mut tidepool_raft::Options| {
+            let wanted = sim::raft_options(&options(raft.node_id.0, &for_options, &raft.data_dir));
+            raft.election = wanted.election;
+            raft.agreement = wanted.agreement;
+            raft.keep_log_entries = for_options.keep_entries;
+            raft.snapshot_log_entries = for_options.snapshot_entries;
+        };
+        (SimCluster::new(params.seed, MASTERS, dir, machine, adjust), params)
+    }
+
+    /// Over these wires.
+    pub fn over(cluster: SimCluster<Machine>, params: Arc<Params>, net: Net, skew: BTreeMap<u64, i64>) -> Quorum {
+        for id in 1..=MASTERS {
+            if let Some(disk) = cluster.disk(id) {
+                disk.set_sync_delay(Duration::from_micros(params.sync_us));
+            }
+        }
+        Quorum { cluster, net, params, running: Arc::default(), skew: Arc::new(skew) }
+    }
+
+    /// Consensus of all.
+    pub fn cluster(&self) -> &SimCluster<Machine> {
+        &self.cluster
+    }
+
+    /// Those that run.
+    pub fn running(&self) -> Vec<Running> {
+        self.running.lock().values().cloned().collect()
+    }
+
+    /// One that runs.
+    pub fn get(&self, id: u64) -> Option<Running> {
+        self.running.lock().get(&id).cloned()
+    }
+
+    /// Whoever leads and is in office.
+    pub fn leader(&self) -> Option<Running> {
+        let leads = |r: &Running| {
+            let leadership = r.node.status().leadership;
+            (leadership.role == Role::Leader).then_some(leadership.term)
+        };
+        self.running().into_iter().filter_map(|r| Some((leads(&r)?, r))).max_by_key(|(term, _)| *term).map(|(_, r)| r)
+    }
+
+    /// Starts one.
+    pub async fn start(&self, id: u64) -> Result<(), String> {
+        if self.get(id).is_some() {
+            return Ok(());
+        }
+        let skew = self.skew.get(&id).copied().unwrap_or(0);
+        let machine = SimMachine::new(id, skew, Duration::from_secs(id * 1_000));
+        let dir = std::path::PathBuf::new();
+        let (cluster, options) = (self.cluster.clone(), options(id, &self.params, &dir));
+        let starting = async move {
+            let node = cluster.start(id).await.map_err(|error| error.to_string())?;
+            let master = sim::start(node.clone(), options).map_err(|error| error.to_string())?;
+            Ok::<_, String>((node, master))
+        };
+        let (node, master) = On::new(machine.clone(), starting).await?;
+        self.net.listen(&address(id).to_string(), id, Port::Master(machine.clone(), master.faces()));
+        let running = node.clone();
+        spawn_on(&machine, async move { drop(running.run().await) });
+        self.running.lock().insert(id, Running { machine, node, master });
+        Ok(())
+    }
+
+    /// Power cut: of what was not synced the first `kept` writes survive, and with `torn` half of the next.
+    pub async fn kill(&self, id: u64, kept: usize, torn: bool) {
+        let Some(running) = self.running.lock().remove(&id) else { return };
+        running.machine.pause(false);
+        self.net.hang_up(&address(id).to_string());
+        self.cluster.kill(id, kept, torn).await;
+        running.machine.die();
+    }
+}

@@ -1,0 +1,296 @@
+//! One run: faults under load, healing, a deadline for everything to work again, the judgement.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use openraft::async_runtime::AsyncRuntime;
+use openraft_rt_sim::SimRuntime;
+use tidepool_proto::clock::BootInstant;
+use tidepool_proto::plant::{Plant, plant};
+use tidepool_raft::rt;
+use tidepool_raft::sim::SplitMix;
+use tidepool_raft::sim::surroundings::{On, SimMachine, simulate, spawn_on};
+
+use crate::client::{CALL, Client};
+use crate::history::{Call, History};
+use crate::nemesis::{CLIENTS_FROM, DATANODES_FROM, Nemesis, start_datanode};
+use crate::net::Net;
+use crate::observe::Observer;
+use crate::params::{Fault, Params};
+use crate::quorum::{MASTERS, Quorum, address};
+use crate::trace::Trace;
+use crate::{audit, checker};
+
+/// Calls that must have ended while faults lasted, a client and second: fewer, and the run shows nothing.
+pub const CALLS_FLOOR_PER_SECOND: u64 = 1;
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Hash of all that happened.
+    pub hash: u64,
+    /// How much happened.
+    pub events: u64,
+    /// Calls that ended while faults lasted.
+    pub calls_in_faults: u64,
+    /// All calls whose end is known.
+    pub calls: u64,
+    /// Keys whose order was not found in time, neither right nor wrong.
+    pub undecided: u64,
+    /// Faults by name.
+    pub struck: BTreeMap<String, u64>,
+}
+
+/// Why a run is wrong.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The run.
+    pub params: Params,
+    /// What is wrong.
+    pub what: String,
+    /// Calls that contradict each other, as few as possible.
+    pub calls: Vec<Call>,
+    /// What happened, if it was recorded.
+    pub lines: Vec<String>,
+    /// Which guard was left out.
+    pub planted: Option<Plant>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}: {}", self.params.seed, self.what)?;
+        writeln!(f, "  {:?}", self.params)?;
+        for call in &self.calls {
+            let ended = call.returned.map_or_else(|| "?".to_owned(), |at| format!("{:.6}", at as f64 / 1e9));
+            let begun = call.invoked as f64 / 1e9;
+            writeln!(f, "  {begun:.6}..{ended} client {} key {} {:?}", call.client, call.key, call.event)?;
+        }
+        let planted = self.planted.map_or_else(String::new, |plant| format!(" --plant {plant:?}"));
+        let seed = self.params.seed;
+        write!(f, "replay: cargo run --release -p tidepool-sim -- --seeds {seed}..{} --trace{planted}", seed + 1)
+    }
+}
+
+/// What else a run is asked.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Asked {
+    /// Nothing goes wrong.
+    pub calm: bool,
+    /// Keep the lines of the trace.
+    pub trace: bool,
+    /// A guard that is left out.
+    pub planted: Option<Plant>,
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
+    let mut params = if asked.calm { Params::calm(seed) } else { Params::of(seed) };
+    if let Some(plant) = asked.planted {
+        params = provoke(params, plant);
+    }
+    let trace = if asked.trace { Trace::verbose() } else { Trace::default() };
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    let fail = |what: String, calls: Vec<Call>, trace: &Trace| {
+        let lines = trace.lines();
+        Box::new(Failure { params: params.clone(), what, calls, lines, planted: asked.planted })
+    };
+    let dir = dir.map_err(|error| fail(format!("no temporary directory: {error}"), Vec::new(), &trace))?;
+    let mut runtime = SimRuntime::with_seed(seed);
+    let simulation = simulate(seed);
+    plant(asked.planted);
+    let history = History::new(trace.clone());
+    let (cluster, shared) = Quorum::new(&params, dir.path());
+    let net = Net::new(seed, params.late, cluster.world().clone(), trace.clone());
+    let dial = net.clone();
+    tidepool_master::sim::set_dial(Some(Arc::new(move |address, request| {
+        let from = tidepool_raft::sim::surroundings::machine().map_or(0, |machine| machine.id);
+        dial.exchange(from, &address.to_string(), request)
+    })));
+    let observer = Observer::new(&params, history.clone(), trace.clone());
+    let watching = observer.clone();
+    tidepool_master::sim::set_observer(Some(Arc::new(move |directory, index, ops| {
+        let master = tidepool_raft::sim::surroundings::machine().map_or(0, |machine| machine.id);
+        watching.applied(master, directory, index, ops);
+    })));
+    let skew = skew(&params);
+    let quorum = Quorum::over(cluster, shared, net.clone(), skew.clone());
+    let outcome = runtime.block_on(life(&params, quorum, net, (history.clone(), observer), skew));
+    drop(runtime);
+    tidepool_master::sim::set_observer(None);
+    tidepool_master::sim::set_dial(None);
+    plant(None);
+    drop(simulation);
+    // What must not be counts before what did not come to be.
+    if let Some(wrong) = history.all_wrong().first() {
+        return Err(fail(format!("{:.6} {}", wrong.at as f64 / 1e9, wrong.what), Vec::new(), &trace));
+    }
+    let (violated, undecided) = checker::judge_all(&history.calls());
+    if let Some((key, calls)) = violated {
+        return Err(fail(format!("LINEARIZABLE: no order of the calls of key {key} explains them"), calls, &trace));
+    }
+    let (calls_in_faults, struck) = outcome.map_err(|what| fail(what, Vec::new(), &trace))?;
+    let floor = CALLS_FLOOR_PER_SECOND * params.clients * params.faults_for.as_secs();
+    if calls_in_faults < floor {
+        let what = format!("{calls_in_faults} calls ended while faults lasted, {floor} must: the run shows nothing");
+        return Err(fail(what, Vec::new(), &trace));
+    }
+    let calls = history.definite();
+    Ok(Report { hash: trace.hash(), events: trace.events(), calls_in_faults, calls, undecided, struck })
+}
+
+fn skew(params: &Params) -> BTreeMap<u64, i64> {
+    let mut random = SplitMix::new(params.seed ^ 0x736b_6577);
+    let ids = (1..=MASTERS)
+        .chain((0..params.datanodes).map(|i| DATANODES_FROM + i))
+        .chain((0..params.clients).map(|i| CLIENTS_FROM + i));
+    let spread = params.skew_ppm as u64;
+    ids.map(|id| (id, random.range(0, 2 * spread) as i64 - params.skew_ppm)).collect()
+}
+
+/// The circumstances in which a guard matters, made likelier.
+fn provoke(mut params: Params, plant: Plant) -> Params {
+    let mut need = |faults: &[Fault]| {
+        for fault in faults {
+            if !params.faults.contains(fault) {
+                params.faults.push(*fault);
+            }
+        }
+    };
+    match plant {
+        Plant::NoReadFence => need(&[Fault::IsolateMaster, Fault::CutMasters]),
+        Plant::WallClock => need(&[Fault::StepClock, Fault::KillMaster]),
+        Plant::ListUnheard => need(&[Fault::KillDatanode, Fault::KillMaster, Fault::CutDatanode]),
+        Plant::TrustReporter => need(&[Fault::CutDatanode]),
+        Plant::SnapshotWithoutPart => need(&[Fault::Compact, Fault::KillMaster]),
+        Plant::LateDuplicate => params.late = (60, 1_500),
+        Plant::SkipVerification => params.stalls = 200,
+        Plant::FenceWithoutAbort => {
+            (params.stalls, params.segment_bytes) = (250, 64 << 10);
+        }
+        Plant::EarlyReuse | Plant::LookBeforeMark | Plant::DoubleGrant => params.segment_bytes = 64 << 10,
+        _ => {}
+    }
+    params
+}
+
+async fn life(
+    params: &Params,
+    quorum: Quorum,
+    net: Net,
+    (history, observer): (History, Observer),
+    skew: BTreeMap<u64, i64>,
+) -> Result<(u64, BTreeMap<String, u64>), String> {
+    for id in 1..=MASTERS {
+        quorum.start(id).await?;
+    }
+    let mut datanodes = BTreeMap::new();
+    for i in 0..params.datanodes {
+        let id = DATANODES_FROM + i;
+        datanodes.insert(id, start_datanode(id, &net, params, &skew)?);
+    }
+    audit::alive(&quorum, &datanodes.values().cloned().collect::<Vec<_>>()).await?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut clients = Vec::new();
+    for i in 0..params.clients {
+        let machine = SimMachine::new(CLIENTS_FROM + i, skew[&(CLIENTS_FROM + i)], Duration::from_secs(7 * i));
+        let client = client(&machine, &net, &history, params);
+        clients.push(work(machine, client, params.clone(), i, stop.clone()));
+    }
+    let mut nemesis = Nemesis::new(quorum.clone(), datanodes, net.clone(), params, skew, observer);
+    let before = history.definite();
+    nemesis.strike().await?;
+    let calls_in_faults = history.definite() - before;
+    nemesis.heal().await?;
+    // What fell to a fault that is over is started again; whoever goes on falling is not alive.
+    for _ in 0..30 {
+        SimRuntime::sleep(Duration::from_millis(200)).await;
+        nemesis.supervise().await?;
+    }
+    let datanodes: Vec<_> = nemesis.datanodes.values().cloned().collect();
+    audit::alive(&quorum, &datanodes).await?;
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.map_err(|_| "a client did not end".to_owned())?;
+    }
+    last_look(params, &net, &history).await?;
+    audit::settled(&quorum, &datanodes).await?;
+    Ok((calls_in_faults, nemesis.struck))
+}
+
+fn client(machine: &Arc<SimMachine>, net: &Net, history: &History, params: &Params) -> Client {
+    let masters = (1..=MASTERS).map(|id| address(id).to_string()).collect();
+    let mut client = Client::new(machine.clone(), net.clone(), history.clone(), masters, params);
+    client.bits_flip = params.faults.contains(&Fault::FlipBit);
+    client
+}
+
+/// A client that calls until it is stopped.
+fn work(
+    machine: Arc<SimMachine>,
+    mut client: Client,
+    params: Params,
+    number: u64,
+    stop: Arc<AtomicBool>,
+) -> tokio::sync::oneshot::Receiver<()> {
+    let (done, ended) = tokio::sync::oneshot::channel();
+    spawn_on(&machine, async move {
+        let mut random = SplitMix::new(params.seed ^ number << 20 ^ 0x776f_726b);
+        while !client.hello(BootInstant::now().after(CALL)).await && !stop.load(Ordering::Relaxed) {}
+        while !stop.load(Ordering::Relaxed) {
+            let key = random.below(params.keys);
+            match random.below(100) {
+                0..=29 => client.put(key, false).await,
+                30..=39 => client.put(key, true).await,
+                40..=69 => drop(client.get(key).await),
+                70..=84 => drop(client.exist(key).await),
+                85..=94 => client.remove(key, false).await,
+                _ => client.remove(key, true).await,
+            }
+            rt::sleep(Duration::from_millis(random.range(5, 40))).await;
+        }
+        // The run may have ended.
+        let _ended = done.send(());
+    });
+    ended
+}
+
+/// LISTED-IS-READABLE: with everything working, what is said to be there can be read, or is not said to be there any more.
+async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), String> {
+    let machine = SimMachine::new(CLIENTS_FROM + 90, 0, Duration::ZERO);
+    let mut client = client(&machine, net, history, params);
+    client.calm();
+    let (keys, history) = (params.keys, history.clone());
+    let work = async move {
+        if !client.hello(BootInstant::now().after(CALL)).await {
+            return Err("LIVENESS: nobody says hello".to_owned());
+        }
+        for key in 0..keys {
+            for turn in 0.. {
+                match client.exist(key).await {
+                    None => return Err(format!("LIVENESS: nobody says whether key {key} is there")),
+                    Some(false) => break,
+                    Some(true) => {}
+                }
+                if client.get(key).await.is_some() {
+                    break;
+                }
+                if turn == 40 {
+                    history.wrong(format!("LISTED-IS-READABLE: key {key} is said to be there and cannot be read"));
+                    break;
+                }
+                rt::sleep(Duration::from_millis(100)).await;
+            }
+            // A key that takes nothing any more is as good as lost.
+            client.remove(key, true).await;
+            client.put(key, false).await;
+            if client.get(key).await != Some(true) {
+                return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
+            }
+        }
+        Ok(())
+    };
+    On::new(machine, work).await
+}

@@ -1,0 +1,180 @@
+//! A datanode on a simulated machine: the memory, write table, grants, fences and verification of production, without
+//! sockets and threads. The simulation brings the bytes, the beats and their answers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidepool_proto::clock::BootInstant;
+use tidepool_proto::{ClusterId, Error, ErrorCode, History, Incarnation, LogTime, NodeId, ReplicaId, SegmentId, v1};
+use tidepool_transport::{Memory, ReadAccess, WriteAccess, WriteOutcome, WriteReply, WriteTicket};
+
+use crate::inspection::inspect;
+use crate::life::{Life, Registration};
+use crate::log_clock::LogClock;
+use crate::metrics::Metrics;
+use crate::options::HugePages;
+use crate::outbox::Outbox;
+use crate::payload::Payload;
+use crate::registration::wire_identity;
+use crate::segment::Segment;
+use crate::succession::Lineage;
+use crate::writes::{WriteLimits, WriteTable};
+
+/// Messages of one kind that one beat carries at most.
+const PER_BEAT_MAX: usize = 1_024;
+
+/// One process of a datanode.
+pub struct SimulatedDatanode {
+    payload: Payload,
+    metrics: Arc<Metrics>,
+    segments: Vec<Arc<Segment>>,
+    verdicts: Outbox<v1::Verdict>,
+    copies: Outbox<v1::CopyReport>,
+}
+
+impl SimulatedDatanode {
+    /// With memory of these names and sizes.
+    pub fn new(segments: &[(&str, u64)]) -> Result<SimulatedDatanode, Error> {
+        let internal = |error: &dyn std::fmt::Display| Error::new(ErrorCode::Internal, error.to_string());
+        let metrics = Arc::new(Metrics::new().map_err(|e| internal(&e))?);
+        let create = |&(name, bytes): &(&str, u64)| Segment::create(name, bytes, HugePages::Off).map(Arc::new);
+        let segments: Result<Vec<_>, _> = segments.iter().map(create).collect();
+        Ok(SimulatedDatanode {
+            payload: Payload::new(metrics.clone()),
+            metrics,
+            segments: segments.map_err(|e| internal(&e))?,
+            verdicts: Outbox::default(),
+            copies: Outbox::default(),
+        })
+    }
+
+    /// What it mounts.
+    pub fn mounts(&self) -> Vec<v1::MountSegment> {
+        self.segments.iter().map(|s| v1::MountSegment { name: s.name().to_owned(), bytes: s.bytes() }).collect()
+    }
+
+    /// Begins to serve what the leader registered and mounted. False: the answers do not fit together.
+    pub fn live(&self, answer: &v1::RegisterResponse, mounted: &[v1::MountedSegment]) -> bool {
+        let Some(identity) = &answer.identity else { return false };
+        let Ok(cluster) = <[u8; 16]>::try_from(&identity.cluster_uuid[..]) else { return false };
+        let Ok(secret) = <[u8; 32]>::try_from(&answer.cluster_secret[..]) else { return false };
+        if mounted.len() != self.segments.len() || mounted.iter().any(|m| m.error.is_some()) {
+            return false;
+        }
+        let registration = Registration {
+            cluster: ClusterId(cluster),
+            history: History(identity.history),
+            node: NodeId(answer.node_id),
+            incarnation: Incarnation(answer.incarnation),
+            secret: tidepool_proto::capability::Secret(secret),
+            heartbeat_interval: Duration::from_millis(u64::from(answer.heartbeat_interval_ms)),
+            registered_in: History(identity.history),
+            process_uuid: [0; 16],
+            lineage: Lineage::default(),
+        };
+        let clock = LogClock::new(LogTime(answer.log_time_ms), BootInstant::now());
+        let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));
+        let segments: HashMap<_, _> =
+            mounted.iter().map(|m| SegmentId(m.segment_id)).zip(self.segments.iter().cloned()).collect();
+        self.payload.replace(Some(Arc::new(Life::new(registration, segments, writes))));
+        true
+    }
+
+    /// A life, if one is served.
+    fn life(&self) -> Option<Arc<Life>> {
+        self.payload.life()
+    }
+
+    /// Ends the life that is served.
+    pub fn end(&self) {
+        if let Some(life) = self.payload.replace(None) {
+            life.writes().abort_all();
+        }
+    }
+
+    /// The next beat; none: nothing is registered.
+    pub fn beat(&self, sequence: u64) -> Option<v1::HeartbeatRequest> {
+        let life = self.life()?;
+        let known = life.registration();
+        Some(v1::HeartbeatRequest {
+            node_id: known.node.0,
+            incarnation: known.incarnation.0,
+            history: known.history.0,
+            sequence,
+            fenced_replicas: life.writes().take_acknowledgements(sequence, PER_BEAT_MAX),
+            verdicts: self.verdicts.take(sequence, PER_BEAT_MAX),
+            identity: Some(wire_identity(Some(known.cluster), known.history, known.node)),
+            copies: self.copies.take(sequence, PER_BEAT_MAX),
+        })
+    }
+
+    /// The stream to the leader broke: what it may not have heard is said again.
+    pub fn lost_leader(&self) {
+        let Some(life) = self.life() else { return };
+        life.writes().acknowledgements_lost();
+        self.verdicts.lost();
+        self.copies.lost();
+        life.writes().clock().lost();
+    }
+
+    /// Does what an answer says; answers the copies that are to be made. None: the answer is of a leader of the past.
+    pub fn obey(&self, answer: v1::HeartbeatResponse) -> Option<Vec<v1::CopyOrder>> {
+        let life = self.life()?;
+        let (writes, log_time) = (life.writes(), LogTime(answer.log_time_ms));
+        if !writes.observe(answer.term, log_time, BootInstant::now()) {
+            return None;
+        }
+        writes.acknowledgements_arrived(answer.sequence);
+        self.verdicts.arrived(answer.sequence);
+        self.copies.arrived(answer.sequence);
+        let fenced: Vec<ReplicaId> = answer.fence_replicas.iter().map(|&id| ReplicaId(id)).collect();
+        writes.fence(&fenced, log_time);
+        for command in answer.verify {
+            if let Some(verdict) = inspect(&life, &self.metrics, &command) {
+                self.verdicts.add(verdict.replica_id, verdict);
+            }
+        }
+        Some(answer.copy)
+    }
+
+    /// Opens an extent for its one writer.
+    pub fn write(&self, access: &WriteAccess, history: u64) -> Result<Box<dyn WriteTicket>, Error> {
+        self.payload.begin_write_of(access, history)
+    }
+
+    /// Reads.
+    pub fn read(&self, access: &ReadAccess) -> Result<Vec<u8>, Error> {
+        let guard = self.payload.read(access)?;
+        Ok(crate::segment::copy_out(&guard))
+    }
+
+    /// A copy ended.
+    pub fn copied(&self, order: &v1::CopyOrder, reply: WriteReply) {
+        let Some(replica) = order.target.as_ref().map(|target| target.replica_id) else { return };
+        let outcome = match reply.outcome {
+            WriteOutcome::Stored => v1::ReplicaOutcome::Stored,
+            WriteOutcome::Aborted => v1::ReplicaOutcome::Aborted,
+        };
+        let report = v1::CopyReport {
+            task_id: order.task_id,
+            replica_id: replica,
+            outcome: outcome as i32,
+            proof: reply.proof.to_vec().into(),
+            message: reply.error.map(|error| error.to_string()).unwrap_or_default(),
+        };
+        self.copies.add(replica, report);
+    }
+
+    /// Writes that are open.
+    pub fn open_writes(&self) -> usize {
+        self.life().map_or(0, |life| life.writes().figures().open)
+    }
+
+    /// Flips one bit of its memory, as a bad chip would.
+    pub fn flip_bit(&self, segment: usize, bit: u64) {
+        if let Some(segment) = self.segments.get(segment) {
+            segment.flip_bit(bit % (segment.bytes() * 8));
+        }
+    }
+}
