@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::admin;
+use crate::failover::Judged;
 use crate::lab::Lab;
 use crate::nemesis::disk::{PowerCut, SlowSync, TornWrite};
 use crate::nemesis::host::{Starve, WallClockJump};
@@ -21,10 +22,16 @@ use crate::trial::{Findings, Trial, WITHIN};
 
 /// The disk of each master: what its log and snapshots may take.
 const DISK_BYTES: u64 = 512 << 20;
+/// Copies of every object: datanodes die too.
+const COPIES: u32 = 2;
+/// Fewest faults of a soak, however short.
+const ROUNDS_MIN: u32 = 3;
 /// How long a fault stays.
 const FAULT_FOR: std::ops::Range<u64> = 300..2_500;
 /// Growth of a process's memory, beside a tenth, that is no leak.
 const MEMORY_SLACK_BYTES: u64 = 96 << 20;
+/// Growth of what a master keeps on disk that is no leak: two snapshots and the log between them.
+const DISK_SLACK_BYTES: u64 = 64 << 20;
 /// Growth of a process's descriptors that is no leak: connections come and go.
 const DESCRIPTORS_SLACK: u64 = 40;
 
@@ -45,6 +52,7 @@ struct Sample {
     role: String,
     resident_bytes: u64,
     descriptors: u64,
+    disk_bytes: u64,
 }
 
 /// Runs it; fails when something did not hold.
@@ -57,8 +65,8 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
     let seed = options.seed.unwrap_or_else(|| rand::rng().random());
     eprintln!("soak: {} s, --seed {seed}", options.seconds);
     let mut random = StdRng::seed_from_u64(seed);
-    // Two copies of every object: datanodes die too. Snapshots are small and frequent, so that what they leave is seen.
-    let mut trial = Trial::with_copies(binary, Some(lab), 2, |pool| {
+    // Snapshots are small and frequent, so that what they leave is seen.
+    let mut trial = Trial::with_copies(binary, Some(lab), COPIES, |pool| {
         pool.disk_bytes = Some(DISK_BYTES);
         pool.built_in_faults = true;
         pool.datanodes = 3;
@@ -66,10 +74,14 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
         pool.master_arguments = flags.iter().flat_map(|(flag, value)| [flag.to_string(), value.to_string()]).collect();
     })
     .await?;
+    // A long soak fills the pool: then older objects are evicted by right. Misses: several nodes are struck in a row.
+    trial.judge_only(Judged::LastBytes(trial.cluster.capacity_bytes() / 8 / u64::from(COPIES)));
+    trial.allow_misses();
+    let began = Instant::now();
     let until = Instant::now() + Duration::from_secs(options.seconds);
     let mut rounds = 0u32;
     let mut before: Option<Vec<Sample>> = None;
-    while Instant::now() < until || rounds < 3 {
+    while Instant::now() < until || rounds < ROUNDS_MIN {
         let mut nemesis = draw(&mut trial, &mut random).await?;
         trial.inject(nemesis.as_mut())?;
         // The time that a fault lasts is part of what is drawn.
@@ -81,23 +93,27 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
         nemesis.heal(&mut trial.cluster)?;
         restart_the_dead(&mut trial)?;
         trial.whole().await?;
-        copies_are_back(&mut trial).await?;
+        trial.copies_are_back(COPIES).await?;
         trial.goes_on().await?;
         rounds += 1;
         // What is allocated once is allocated by then.
-        if rounds == 3 {
+        if rounds >= ROUNDS_MIN && before.is_none() && began.elapsed().as_secs() >= options.seconds / 2 {
             before = Some(samples(&mut trial)?);
         }
     }
     let leader = trial.cluster.leader(WITHIN).await?;
     admin::compact(trial.cluster.masters[leader].rpc).await?;
     let after = samples(&mut trial)?;
-    let faults = rounds;
+    let (faults, segment_bytes) = (rounds, trial.cluster.options().segment_bytes);
     eprintln!("soak: {faults} faults; {}", serde_json::to_string(&after)?);
     for (before, after) in before.unwrap_or_default().iter().zip(&after) {
-        let memory_max = before.resident_bytes + before.resident_bytes / 10 + MEMORY_SLACK_BYTES;
+        // A datanode's memory is taken as it is used first.
+        let lent = if before.role.starts_with("datanode") { segment_bytes } else { 0 };
+        let memory_max = before.resident_bytes + before.resident_bytes / 10 + MEMORY_SLACK_BYTES + lent;
         ensure!(
-            after.resident_bytes <= memory_max && after.descriptors <= before.descriptors + DESCRIPTORS_SLACK,
+            after.resident_bytes <= memory_max
+                && after.descriptors <= before.descriptors + DESCRIPTORS_SLACK
+                && after.disk_bytes <= before.disk_bytes + DISK_SLACK_BYTES,
             "{} grew: {before:?}, then {after:?}",
             before.role
         );
@@ -136,31 +152,30 @@ fn restart_the_dead(trial: &mut Trial) -> Result<()> {
     Ok(())
 }
 
-/// Waits until nothing is being copied: the next fault may take a datanode.
-async fn copies_are_back(trial: &mut Trial) -> Result<()> {
-    let give_up = Instant::now() + WITHIN;
-    let mut last = (0, 0);
-    let mut same = 0;
-    // Copies are ordered in rounds; three looks without a change are taken as the end.
-    while same < 3 {
-        let status = trial.status().await?;
-        let stored: u64 = status.segments.iter().map(|segment| segment.complete_bytes).sum();
-        let even = stored / status.object_bytes.max(1);
-        same = if even >= 2 || (stored, status.object_bytes) == last { same + 1 } else { 0 };
-        last = (stored, status.object_bytes);
-        ensure!(Instant::now() < give_up, "copies are not made again: {stored} bytes of {}", status.object_bytes);
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    Ok(())
-}
-
 fn samples(trial: &mut Trial) -> Result<Vec<Sample>> {
     let mut all = Vec::new();
     for role in trial.cluster.masters.iter_mut().chain(&mut trial.cluster.datanodes) {
         let id = role.id().unwrap_or_default();
         let descriptors = std::fs::read_dir(format!("/proc/{id}/fd")).map_or(0, |entries| entries.count() as u64);
         let resident_bytes = process_usage(id)?.resident_bytes;
-        all.push(Sample { role: role.name().to_owned(), resident_bytes, descriptors });
+        let disk_bytes = size_of_tree(&role.data_dir);
+        all.push(Sample { role: role.name().to_owned(), resident_bytes, descriptors, disk_bytes });
     }
     Ok(all)
+}
+
+/// Bytes that the files below a directory take. Files come and go meanwhile.
+fn size_of_tree(directory: &Path) -> u64 {
+    let mut bytes = 0;
+    let mut open = vec![directory.to_owned()];
+    while let Some(at) = open.pop() {
+        for entry in std::fs::read_dir(&at).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(meta) if meta.is_dir() => open.push(entry.path()),
+                Ok(meta) => bytes += std::os::unix::fs::MetadataExt::blocks(&meta) * 512,
+                Err(_) => {}
+            }
+        }
+    }
+    bytes
 }

@@ -65,7 +65,8 @@ impl Disk {
 
     /// Cuts its power: from now on every access fails, and what was not durable will not be there after `reboot`.
     pub fn cut_power(&self) -> Result<()> {
-        let switch = compile("power-switch", POWER_SWITCH, &[])?;
+        let beside = self.image.parent().context("an image has a directory")?;
+        let switch = compile(beside, "power-switch", POWER_SWITCH, &[])?;
         run(&switch.display().to_string(), &[&self.at.display().to_string()]).map(|_| ())
     }
 

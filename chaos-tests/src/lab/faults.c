@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SYNC_DELAY_US, SYNC_ERRNO, WRITE_ERRNO, TEAR_WRITE, WALL_OFFSET_MS, SYNC_HITS, WRITE_HITS, CLOCK_HITS, KNOBS };
+enum { SYNC_DELAY_US, SYNC_ERRNO, WRITE_ERRNO, TEAR_WRITE, WALL_OFFSET_MS, SYNC_HITS, WRITE_HITS, CLOCK_HITS, SYNC_LIES, KNOBS };
 
 static volatile int64_t none[KNOBS];
 static volatile int64_t *knobs = none;
@@ -38,11 +38,12 @@ static int concerns(int file) {
 }
 
 static int sync_with(int (*real)(int), int file) {
-    int64_t delay = knobs[SYNC_DELAY_US], error = knobs[SYNC_ERRNO];
-    if ((delay || error) && concerns(file)) {
+    int64_t delay = knobs[SYNC_DELAY_US], error = knobs[SYNC_ERRNO], lies = knobs[SYNC_LIES];
+    if ((delay || error || lies) && concerns(file)) {
         __sync_fetch_and_add(&knobs[SYNC_HITS], 1);
         if (delay) usleep(delay);
         if (error) { errno = error; return -1; }
+        if (lies) return 0;
     }
     return real(file);
 }

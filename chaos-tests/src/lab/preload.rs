@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::tools::compile;
 
 const SOURCE: &str = include_str!("faults.c");
-const KNOBS: usize = 8;
+const KNOBS: usize = 9;
 
 /// What can be set, and what is counted; the order of `faults.c`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +30,8 @@ pub enum Knob {
     WriteHits,
     /// Counted: readings of the wrong wall clock.
     ClockHits,
+    /// 1: fsync says that it did, and did not.
+    SyncLies,
 }
 
 /// The knobs of one role.
@@ -41,9 +43,10 @@ pub struct Preload {
 }
 
 impl Preload {
-    /// Builds the library on first use; `page` is created, files under `data_dir` are concerned.
+    /// Builds the library beside `page` on first use; `page` is created, files under `data_dir` are concerned.
     pub fn create(page: &Path, data_dir: &Path) -> Result<Preload> {
-        let library = compile("faults.so", SOURCE, &["-shared", "-fPIC"])?;
+        let beside = page.parent().context("a page of faults has a directory")?;
+        let library = compile(beside, "faults.so", SOURCE, &["-shared", "-fPIC"])?;
         let file = File::options().create(true).truncate(true).read(true).write(true).open(page);
         let file = file.with_context(|| format!("page of faults {}", page.display()))?;
         file.set_len((KNOBS * 8) as u64)?;

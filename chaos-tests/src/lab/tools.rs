@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, bail};
 
@@ -38,21 +37,13 @@ pub(super) fn run_with(program: &str, arguments: &[&str], input: &str) -> Result
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Where built tools lie: one directory a process, removed by `chaos-tests cleanup` when the process is gone.
-pub(super) fn cache_directory() -> &'static Path {
-    static AT: OnceLock<PathBuf> = OnceLock::new();
-    AT.get_or_init(|| std::env::temp_dir().join(format!("{}tools", super::cleanup::owned_prefix())))
-}
-
-/// Compiles a C program once a process.
-pub(super) fn compile(name: &str, source: &str, arguments: &[&str]) -> Result<PathBuf> {
+/// Compiles a C program into a directory, if it is not there yet.
+pub(super) fn compile(directory: &Path, name: &str, source: &str, arguments: &[&str]) -> Result<PathBuf> {
     static ONE_AT_A_TIME: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
     let _one = ONE_AT_A_TIME.lock();
-    let target = cache_directory().join(name);
+    let target = directory.join(name);
     if !target.exists() {
-        std::fs::create_dir_all(cache_directory())
-            .with_context(|| format!("directory {}", cache_directory().display()))?;
-        let text = target.to_str().ok_or_else(|| anyhow!("the temporary directory's path is not UTF-8"))?;
+        let text = target.to_str().ok_or_else(|| anyhow!("{} is not UTF-8", target.display()))?;
         let all: Vec<&str> = [arguments, &["-O1", "-x", "c", "-o", text, "-"]].concat();
         run_with("cc", &all, source)?;
     }

@@ -26,6 +26,12 @@ const fn row(id: &'static str, fault: &'static str, must_hold: &'static str, pro
 }
 
 impl Row {
+    /// Whether it has a test that keeps what it found: those are named after their row.
+    pub fn records(&self) -> bool {
+        let number = self.id.trim_start_matches('F');
+        self.process.iter().any(|name| name.starts_with(&format!("f{number:0>2}_")))
+    }
+
     const fn simulated(self, simulated: &'static [&'static str]) -> Row {
         Row { simulated, ..self }
     }
@@ -65,7 +71,8 @@ pub const CATALOGUE: &[Row] = &[
         "the minority acknowledges nothing and answers nothing stale; the majority goes on",
         &["f05_a_leader_in_the_minority_acknowledges_nothing"],
     )
-    .simulated(&["a_leader_without_quorum_acknowledges_and_answers_nothing"]),
+    .simulated(&["a_leader_without_quorum_acknowledges_and_answers_nothing"])
+    .open("a leader in the minority holds a put until the caller's deadline instead of refusing it within a lease"),
     row(
         "F6",
         "asymmetric cuts: the leader hears nobody, or nobody hears the leader",
@@ -111,16 +118,16 @@ pub const CATALOGUE: &[Row] = &[
     .simulated(&["nothing_is_acknowledged_after_a_failed_sync"]),
     row(
         "F14",
-        "fsync takes 200 ms longer, on a standby or the leader",
+        "fsync takes 200 ms longer, on a standby or the leader; a leader with 3 % of a processor",
         "standby: nothing; leader: calls stay bounded",
-        &["f14_a_slow_disk_of_a_standby_is_not_felt", "f14_a_slow_disk_of_the_leader_is_bounded"],
+        &["f14_a_slow_disk_of_a_standby_is_not_felt", "f14_a_slow_disk_of_the_leader_is_bounded", "f14_a_starved_leader_loses_nothing"],
     )
     .open("a leader with a slow disk does not hand over by itself"),
     row(
         "F15",
         "power cut of the leader's host, of all hosts",
         "everything acknowledged is there after a majority has booted",
-        &["f15_a_power_cut_loses_nothing_that_was_acknowledged"],
+        &["f15_a_power_cut_loses_nothing_that_was_acknowledged", "f15_a_power_cut_finds_out_disks_that_lie"],
     ),
     row("F16", "a write that is torn by the end of the process", "the log is cut off at the last whole entry; vote intact", &["f16_a_torn_write_is_cut_off"])
         .unit(&["a_torn_end_of_the_wal_is_cut_off_and_reported", "a_torn_tail_is_cut_off_and_reported"]),
@@ -169,7 +176,12 @@ pub const CATALOGUE: &[Row] = &[
         "F27",
         "a datanode dies and returns while the leader dies",
         "right bytes or a miss; no space handed out twice",
-        &["f27_a_datanode_and_the_leader_die_together"],
+        &[
+            "f27_a_datanode_and_the_leader_die_together",
+            "f27_a_datanode_that_hangs_and_one_that_flaps",
+            "f27_a_datanode_that_returns_at_another_port",
+            "f27_a_slow_datanode_holds_up_only_its_own",
+        ],
     ),
     row("F28", "everything, mixed, for long", "one state, nothing lost, memory and descriptors flat", &["f28_a_short_soak (scripts/test --soak MINUTES for a long one)"]),
 ];

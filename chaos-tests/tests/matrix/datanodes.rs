@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tidepool_chaos_tests::audit::remove_all;
+use tidepool_chaos_tests::cluster::POLL_EVERY;
 use tidepool_chaos_tests::lab::Lab;
 use tidepool_chaos_tests::nemesis::network::Throttle;
 use tidepool_chaos_tests::nemesis::process::{Flap, Kill, Pause};
@@ -76,16 +77,19 @@ fn f27_a_datanode_that_hangs_and_one_that_flaps() {
             pool.datanodes = 3;
         })
         .await?;
+        trial.allow_misses();
         let mut pause = Pause(Who::Datanode(0));
         trial.inject(&mut pause)?;
         trial.goes_on_for(Duration::from_secs(2)).await?;
         trial.heal(&mut pause)?;
         trial.whole().await?;
+        trial.copies_are_back(2).await?;
         let mut flap = Flap { who: Who::Datanode(1), deaths: 0 };
         for _ in 0..3 {
             trial.inject(&mut flap)?;
             trial.goes_on().await?;
             trial.cluster.wait_serving(WITHIN).await?;
+            trial.copies_are_back(2).await?;
         }
         trial.heal(&mut flap)?;
         judge_and_empty(trial, LEASE).await
@@ -109,9 +113,12 @@ fn f27_a_datanode_that_returns_at_another_port() {
         trial.cluster.datanodes[2].set_argument("--listen", &moved.to_string());
         trial.cluster.datanodes[2].rpc = moved;
         trial.heal(&mut kill)?;
-        trial.whole().await?;
-        let listed = trial.status().await?.nodes.iter().any(|node| node.address == moved.to_string());
-        ensure!(listed, "it is not listed at {moved}");
+        let give_up = std::time::Instant::now() + WITHIN;
+        while !trial.status().await?.nodes.iter().any(|node| node.address == moved.to_string()) {
+            ensure!(std::time::Instant::now() < give_up, "it is not listed at {moved}");
+            tokio::time::sleep(POLL_EVERY).await;
+        }
+        trial.copies_are_back(2).await?;
         judge_and_empty(trial, LEASE).await
     });
 }

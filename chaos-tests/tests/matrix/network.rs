@@ -30,8 +30,10 @@ fn f05_a_leader_in_the_minority_acknowledges_nothing() {
         trial.another_leads(leader).await?;
         let since = keys("since", 20);
         trial.put_all(&since, 1000).await?;
+        let asked = Instant::now();
         let acknowledged = rogue.put_start(&[b"in the minority"], 1000, 1).await;
         ensure!(acknowledged.is_err(), "the leader of a minority gave a grant: {acknowledged:?}");
+        println!("refused after {:?}: {:#}", asked.elapsed(), acknowledged.unwrap_err());
         for key in &since {
             // Refused, or right: never an absence from its old view.
             let seen = rogue.exists(key.as_bytes(), Duration::from_millis(300)).await;
