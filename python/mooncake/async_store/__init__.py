@@ -7,8 +7,8 @@ from mooncake.store import MooncakeDistributedStore
 
 
 class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
-    """`await store.async_put(...)` is `store.put(...)` without blocking the loop. A cancelled call ends by its deadline all the same, and
-    its buffers must be kept until then."""
+    """`await store.async_put(...)` is `store.put(...)` without blocking the loop. A call whose await is cancelled goes on until its
+    deadline at most; its buffers must be kept until then."""
 
     def __getattr__(self, name: str):
         plain = getattr(type(self), name[6:], None) if name.startswith("async_") else None

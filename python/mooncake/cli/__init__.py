@@ -1,7 +1,6 @@
 """`mooncake_master`: a Tidepool master, started with Mooncake's flags. The process becomes `tidepool master`, under the same id."""
 
 import os
-import shutil
 import sys
 from typing import NoReturn
 
@@ -21,13 +20,13 @@ Several masters need no etcd: start each with its --node_id and the --members of
 
 
 def binary() -> str:
-    """The `tidepool` program: TIDEPOOL_BINARY, that of this installation, or one on PATH. FlagError when there is none."""
-    from tidepool import _native
+    """The `tidepool` program of this installation. FlagError when there is none."""
+    from tidepool import _program
 
-    found = os.environ.get("TIDEPOOL_BINARY") or _native.binary_path() or shutil.which("tidepool")
-    if not found:
-        raise FlagError("there is no 'tidepool' program in this installation; name it in TIDEPOOL_BINARY")
-    return found
+    try:
+        return _program.path()
+    except FileNotFoundError as error:
+        raise FlagError(str(error)) from error
 
 
 def usage() -> str:

@@ -1,4 +1,4 @@
-"""`mooncake_client`: a process that lends memory of its host, started with Mooncake's flags. `setup_dummy` finds the cluster through it."""
+"""`mooncake_client`: a process that lends memory of its host, with Mooncake's flags. `setup_dummy` finds the cluster through it."""
 
 import logging
 import os

@@ -37,8 +37,6 @@ def _json(status: int, body: dict) -> web.Response:
 def _answering(handler):
     async def answer(self: "MooncakeStoreService", request: web.Request) -> web.Response:
         try:
-            if self.store is None:
-                raise Refused(503, "the store is not set up")
             return await handler(self, request)
         except Refused as error:
             return _json(error.status, {"error": str(error)})
@@ -85,7 +83,7 @@ class MooncakeStoreService:
         self.mounted_segment_ids: list[str] = []
         self.port = 0
         self._runner: Optional[web.AppRunner] = None
-        self._mounts = asyncio.Lock()
+        self._mounts: Optional[asyncio.Lock] = None  # made in the event loop: Python 3.9 binds it to the one that runs
 
     async def start_store_service(
         self, max_wait_time: float = 60.0, shutdown_event: Optional[asyncio.Event] = None
@@ -122,6 +120,7 @@ class MooncakeStoreService:
 
     async def start_http_service(self, port: int = 8080, host: str = "127.0.0.1") -> bool:
         """Whether it listens now; port 0 takes a free one (`self.port`)."""
+        self._mounts = asyncio.Lock()
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.add_routes(
             [
@@ -149,13 +148,22 @@ class MooncakeStoreService:
         self.port = self._runner.addresses[0][1]
         return True
 
+    def _one_at_a_time(self) -> asyncio.Lock:
+        assert self._mounts is not None, "requests come through the server"
+        return self._mounts
+
+    def _opened(self) -> MooncakeDistributedStore:
+        if self.store is None:
+            raise Refused(503, "the store is not set up")
+        return self.store
+
     @_answering
     async def handle_put(self, request: web.Request) -> web.Response:
         told = await _body(request)
         key, value = told.get("key"), told.get("value")
         if not isinstance(key, str) or not key or not isinstance(value, str):
             raise Refused(400, "Missing key or value")
-        code = await asyncio.to_thread(self.store.put, key, value.encode())
+        code = await asyncio.to_thread(self._opened().put, key, value.encode())
         if code != 0:
             raise Refused(500, f"PUT operation failed, ret={code}")
         return _json(200, {"status": "success"})
@@ -163,31 +171,31 @@ class MooncakeStoreService:
     @_answering
     async def handle_get(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
-        found = await asyncio.to_thread(self.store.get_buffer, key)
+        found = await asyncio.to_thread(self._opened().get_buffer, key)
         if found is not None:
             return web.Response(status=200, body=bytes(found), content_type="application/octet-stream")
-        exists = (await asyncio.to_thread(self.store.batch_is_exist, [key]))[0]
+        exists = (await asyncio.to_thread(self._opened().batch_is_exist, [key]))[0]
         if exists == 0:
             raise Refused(404, "Key not found")
         raise Refused(500, "GET operation failed")
 
     @_answering
     async def handle_exist(self, request: web.Request) -> web.Response:
-        exists = (await asyncio.to_thread(self.store.batch_is_exist, [request.match_info["key"]]))[0]
+        exists = (await asyncio.to_thread(self._opened().batch_is_exist, [request.match_info["key"]]))[0]
         if exists < 0:
             raise Refused(500, f"Exist check failed, ret={exists}")
         return _json(200, {"exists": exists > 0})
 
     @_answering
     async def handle_remove(self, request: web.Request) -> web.Response:
-        code = await asyncio.to_thread(self.store.remove, request.match_info["key"])
+        code = await asyncio.to_thread(self._opened().remove, request.match_info["key"])
         if code != 0:
             raise Refused(500, f"Remove operation failed, ret={code}")
         return _json(200, {"status": "success"})
 
     @_answering
     async def handle_remove_all(self, request: web.Request) -> web.Response:
-        count = await asyncio.to_thread(self.store.remove_all)
+        count = await asyncio.to_thread(self._opened().remove_all)
         if count < 0:
             raise Refused(500, f"RemoveAll operation failed, ret={count}")
         return _json(200, {"status": f"success removed {count} keys"})
@@ -195,14 +203,14 @@ class MooncakeStoreService:
     async def _mount(self, size: int) -> dict:
         if size < MOUNT_BYTES_MIN:
             raise Refused(400, f"Invalid size, must be at least {MOUNT_BYTES_MIN}")
-        result = await asyncio.to_thread(self.store.allocate_and_mount_segment, size)
+        result = await asyncio.to_thread(self._opened().allocate_and_mount_segment, size)
         if result["ret"] != 0:
             raise Refused(500, f"Allocate and mount failed, ret={result['ret']}")
         self.mounted_segment_ids.extend(result["segment_ids"])
         return result
 
     async def _unmount(self, names: list, grace_period_seconds: int = 0) -> None:
-        code = await asyncio.to_thread(self.store.unmount_and_free_segment, names, grace_period_seconds)
+        code = await asyncio.to_thread(self._opened().unmount_and_free_segment, names, grace_period_seconds)
         self.mounted_segment_ids = [name for name in self.mounted_segment_ids if name not in names]
         if code != 0:
             raise Refused(500, f"Unmount failed, ret={code}")
@@ -210,7 +218,7 @@ class MooncakeStoreService:
     @_answering
     async def handle_mount(self, request: web.Request) -> web.Response:
         size = _positive(await _body(request), "size")
-        async with self._mounts:
+        async with self._one_at_a_time():
             result = await self._mount(size)
         return _json(200, {"status": "success", **{k: result[k] for k in ("segment_ids", "allocated_size")}})
 
@@ -220,7 +228,7 @@ class MooncakeStoreService:
         names = told.get("segment_ids")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise Refused(400, "Missing segment_ids")
-        async with self._mounts:
+        async with self._one_at_a_time():
             await self._unmount(names, int(told.get("grace_period_seconds", 0)))
         return _json(200, {"status": "success"})
 
@@ -231,7 +239,7 @@ class MooncakeStoreService:
     @_answering
     async def handle_unmount_local_disk(self, request: web.Request) -> web.Response:
         await _body(request)
-        code = await asyncio.to_thread(self.store.unmount_local_disk_segment)
+        code = await asyncio.to_thread(self._opened().unmount_local_disk_segment)
         if code != 0:
             raise Refused(500, f"Unmount local disk failed, ret={code}")
         return _json(200, {"status": "success"})
@@ -243,14 +251,14 @@ class MooncakeStoreService:
         mode = str(told.get("mode", "")).lower()
         if mode not in ("decode", "prefill"):
             raise Refused(400, "Invalid mode. Use 'decode' or 'prefill'")
-        async with self._mounts:
+        async with self._one_at_a_time():
             before = list(self.mounted_segment_ids)
             if mode == "decode":
                 await self._mount(_positive(told, "size"))
             if before:
                 await self._unmount(before)
             self.current_mode = mode
-            answer = {"status": "success", "mode": mode}
+            answer: dict = {"status": "success", "mode": mode}
             if mode == "decode":
                 answer["segment_ids"] = list(self.mounted_segment_ids)
         return _json(200, answer)

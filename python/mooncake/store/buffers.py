@@ -8,7 +8,7 @@ import ctypes
 import threading
 import time
 import weakref
-from typing import Optional
+from typing import Any, Optional
 
 from tidepool import _native
 
@@ -31,7 +31,7 @@ class _Region:
         self.address = -(-self.memory.address // alignment) * alignment
         self.size = size
 
-    def exporter(self, length: int) -> object:
+    def exporter(self, length: int) -> ctypes.Array:
         """An object that exports `length` bytes of it, and whose end can be watched."""
         start = self.address - self.memory.address
         return (ctypes.c_ubyte * length).from_buffer(self.memory, start)
@@ -40,12 +40,12 @@ class _Region:
 class BufferLease:
     """A piece of memory until `release`, or the end of a `with`. Made by a pool."""
 
-    def __init__(self, exporter: object, address: int, size: int) -> None:
-        self._exporter: Optional[object] = exporter
+    def __init__(self, exporter: ctypes.Array, address: int, size: int) -> None:
+        self._exporter: Optional[ctypes.Array] = exporter
         self._address = address
         self._size = size
 
-    def _open(self) -> object:
+    def _open(self) -> ctypes.Array:
         if self._exporter is None:
             raise RuntimeError("buffer lease is closed")
         return self._exporter
@@ -84,7 +84,7 @@ class BufferPool:
 
     def __init__(
         self,
-        store: object,
+        store: Any,
         max_bytes: int = 0,  # 0: as much as the store's local buffer
         min_size_class: int = 65536,
         max_size_class: Optional[int] = None,
@@ -200,7 +200,7 @@ class BufferPool:
     def _lease(self, region: _Region, size: int) -> BufferLease:
         exporter = region.exporter(size)
         self._leased += 1
-        weakref.finalize(exporter, self._returned, region).atexit = False
+        weakref.finalize(exporter, self._returned, region).atexit = False  # type: ignore[misc]
         return BufferLease(exporter, region.address, size)
 
     def _returned(self, region: _Region) -> None:

@@ -1,10 +1,12 @@
 """What a store holds while it is set up: the client, the memory it lends, its name, and what must be given back."""
 
 import hashlib
+import logging
 import os
 import random
 import re
 import socket
+import time
 from typing import Optional
 
 from tidepool import _native
@@ -13,6 +15,12 @@ from mooncake.store import environment
 from mooncake.store.http_server import HttpServer
 from mooncake.store.settings import Settings
 
+log = logging.getLogger("mooncake.store")
+
+#: Time in which a store leaves the cluster; an engine that stops does not wait longer for masters that do not answer.
+CLOSE_S = 3.0
+#: What is left of it for the last of many segments.
+CLOSE_LEAST_S = 0.2
 #: A host name without a port gets one of these, as in Mooncake.
 PORT_MIN = 12300
 PORT_MAX = 14300
@@ -32,13 +40,14 @@ class Connection:
         """Raises TidepoolError when no leader answered or the memory could not be lent, ValueError for a name that is none."""
         self.settings = settings
         self._process = os.getpid()
-        self.nodes: dict[str, object] = {}
+        self.nodes: dict[str, _native.LocalNode] = {}
         self._http: Optional[HttpServer] = None
+        self._client: Optional[_native.Client] = None
         host, port, self._held = _own_name(settings.local_hostname)
         self.hostname = segment_name(host, port)
         self._host = host
         try:
-            self.client = _native.Client(
+            self._client = _native.Client(
                 settings.masters,
                 tenant=settings.tenant,
                 deadline=settings.deadline,
@@ -47,12 +56,17 @@ class Connection:
             if settings.segment_bytes:
                 self.lend(self.hostname, settings.segment_bytes, port if self._held else 0)
             if settings.http_port:
-                self._http = HttpServer(_address_of(host), settings.http_port, self.client)
+                self._http = HttpServer(_address_of(host), settings.http_port, self._client)
         except BaseException:
             self.close()
             raise
 
-    def lend(self, name: str, size: int, port: int = 0) -> object:
+    @property
+    def client(self) -> _native.Client:
+        assert self._client is not None, "a connection is made with its client"
+        return self._client
+
+    def lend(self, name: str, size: int, port: int = 0) -> _native.LocalNode:
         """Mounts `size` bytes of new memory as the segment `name`; its replicas go when it is closed."""
         if port and self._held is not None:
             self._held.close()
@@ -73,14 +87,18 @@ class Connection:
         if self._http is not None:
             self._http.close()
             self._http = None
+        until = time.monotonic() + CLOSE_S
         for name in list(self.nodes):
-            self.nodes.pop(name).close()
+            try:
+                self.nodes.pop(name).close(deadline=max(CLOSE_LEAST_S, until - time.monotonic()))
+            except _native.TidepoolError as error:
+                # The masters did not hear of it; they find out by its silence.
+                log.warning("close of segment %s: %s", name, error)
         if self._held is not None:
             self._held.close()
             self._held = None
-        client = getattr(self, "client", None)
-        if client is not None:
-            client.close()
+        if self._client is not None:
+            self._client.close()
 
 
 def _own_name(local_hostname: str) -> tuple[str, int, Optional[socket.socket]]:
@@ -136,7 +154,7 @@ def _address_of(host: str) -> str:
     except OSError as error:
         raise ValueError(f"local_hostname '{host}' has no address: {error}") from error
     plain = [entry[4][0] for entry in found if entry[0] == socket.AF_INET]
-    return plain[0] if plain else found[0][4][0]
+    return str(plain[0] if plain else found[0][4][0])
 
 
 def _hold(host: str, port: int) -> Optional[socket.socket]:

@@ -1,7 +1,7 @@
 """How long a call may take: the store's time at most, less where waiting helps nobody, and more for what is large."""
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 #: Rate below which a transfer counts as stuck.
 BYTES_PER_S_MIN = 64 << 20
@@ -34,7 +34,7 @@ def bytes_of(values: Sequence[object]) -> int:
     return total
 
 
-def _length(value: object) -> int:
+def _length(value: Any) -> int:
     if isinstance(value, (bytes, bytearray)):
         return len(value)
     try:

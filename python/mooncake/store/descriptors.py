@@ -1,6 +1,8 @@
 """What is told of copies and tasks, in the shapes that Mooncake tells them in."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from mooncake.store.enums import ReplicaStatus, TaskStatus, TaskType
 
@@ -116,10 +118,10 @@ def replicas_of(stat: dict) -> list[ReplicaDescriptor]:
     return found
 
 
-def task_of(task: dict) -> QueryTaskResponse:
+def task_of(task: Mapping[str, Any], task_id: tuple[int, int]) -> QueryTaskResponse:
     """A task of the masters, as an answer of `query_task`."""
     answer = QueryTaskResponse()
-    answer.id = (0, task["task_id"])
+    answer.id = task_id
     answer.type = TaskType.REPLICA_MOVE if task["kind"] == "move" else TaskType.REPLICA_COPY
     answer.status = _TASK_STATUS.get(task["state"], TaskStatus.PROCESSING)
     answer.last_updated_at_ms_epoch = int(time.time() * 1000)

@@ -15,7 +15,7 @@ class MemoryPool:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._used = 0
-        self._given: dict[int, object] = {}
+        self._given: dict[int, _native.Memory] = {}
         self._lock = threading.Lock()
 
     def allocate(self, size: int) -> int:

@@ -4,11 +4,13 @@ import http.server
 import json
 import threading
 
+from tidepool import _native
+
 
 class HttpServer:
     """Serves on one address until it is closed. OSError when the port is taken."""
 
-    def __init__(self, host: str, port: int, client: object) -> None:
+    def __init__(self, host: str, port: int, client: _native.Client) -> None:
         class Handler(http.server.BaseHTTPRequestHandler):
             timeout = 5
 
@@ -34,7 +36,7 @@ class HttpServer:
         self._server.server_close()
 
 
-def _answer(path: str, client: object) -> tuple[int, str, bytes]:
+def _answer(path: str, client: _native.Client) -> tuple[int, str, bytes]:
     path = path.partition("?")[0]
     if path == "/health":
         leader = client.leader()

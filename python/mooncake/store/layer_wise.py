@@ -110,7 +110,7 @@ class LayerWise(Ranges):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
             options = put_options(config)
-            groups = group_names(config, len(keys)) or (None,) * len(keys)
+            groups: Sequence[Optional[str]] = group_names(config, len(keys)) or (None,) * len(keys)
         except ConfigRefused as error:
             return [error.code] * len(keys)
         results = []
@@ -138,8 +138,10 @@ class LayerWise(Ranges):
         results = []
         for key, sources, sizes, starts in zip(keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
             staged = self._sessions.staged(key)
-            fits = staged is not None and len(sources) == len(sizes) == len(starts)
-            if not fits or any(start < 0 or size < 0 or start + size > staged.size for start, size in zip(starts, sizes)):
+            if staged is None or not len(sources) == len(sizes) == len(starts):
+                results.append(codes.INVALID_PARAMS)
+                continue
+            if any(start < 0 or size < 0 or start + size > staged.size for start, size in zip(starts, sizes)):
                 results.append(codes.INVALID_PARAMS)
                 continue
             try:
@@ -152,7 +154,7 @@ class LayerWise(Ranges):
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
         """Stores the objects: 0 a key, -600 without a session. Bytes that were not written are zero."""
         results = [codes.INVALID_PARAMS] * len(keys)
-        by_options: dict[object, list[tuple[int, str, object, object]]] = {}
+        by_options: dict[_native.PutOptions, list[tuple[int, str, _native.Memory, Optional[str]]]] = {}
         for n, key in enumerate(keys):
             staged = self._sessions.end_write(key)
             if staged is not None:

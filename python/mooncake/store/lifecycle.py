@@ -4,7 +4,7 @@ import atexit
 import logging
 import threading
 import weakref
-from typing import Optional
+from typing import Any, Callable, Optional
 
 from tidepool import _native
 
@@ -23,7 +23,7 @@ _POSITIONAL = (
     "master_server_addr", "engine", "enable_ssd_offload", "ssd_offload_path", "tenant_id", "enable_client_http_server",
     "client_http_port",
 )  # fmt: skip
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
     "engine": None,
     "enable_ssd_offload": False,
     "ssd_offload_path": "",
@@ -31,7 +31,7 @@ _DEFAULTS = {
     "enable_client_http_server": False,
     "client_http_port": DEFAULT_HTTP_PORT,
 }
-_KINDS = {
+_KINDS: dict[str, type] = {
     "global_segment_size": int, "local_buffer_size": int, "enable_ssd_offload": bool, "enable_client_http_server": bool,
     "client_http_port": int,
 }  # fmt: skip
@@ -46,7 +46,7 @@ class Lifecycle:
     """A store before `setup`, and after it. `_client` is None while it is not set up."""
 
     def __init__(self) -> None:
-        self._client: Optional[object] = None
+        self._client: Optional[_native.Client] = None
         self._setup_failed = False
         self._connection: Optional[Connection] = None
         self._buffer_bytes = 0
@@ -96,7 +96,7 @@ class Lifecycle:
 
         return self._set_up(settings)
 
-    def _set_up(self, settings_of) -> int:
+    def _set_up(self, settings_of: Callable[[], Settings]) -> int:
         with self._lifecycle:
             self.close()
             self._setup_failed = True
@@ -128,11 +128,7 @@ class Lifecycle:
                 self._registered.pop(address, None)
                 _native.unregister(address)
             if connection is not None:
-                try:
-                    connection.close()
-                except _native.TidepoolError as error:
-                    # The masters did not hear of it; they find out by its silence.
-                    log.warning("close: %s", error)
+                connection.close()
             return codes.OK
 
     def health_check(self) -> int:
@@ -185,11 +181,11 @@ class Lifecycle:
             return codes.OK
 
 
-def _bound(args: tuple, kwargs: dict) -> dict:
+def _bound(args: tuple, kwargs: dict) -> dict[str, Any]:
     """The arguments by name, in their types. TypeError names what does not fit."""
     if len(args) > len(_POSITIONAL):
         raise TypeError(f"setup() got {len(args)} positional arguments; {_FORMS}")
-    bound = dict(zip(_POSITIONAL, args))
+    bound: dict[str, Any] = dict(zip(_POSITIONAL, args))
     for name, value in kwargs.items():
         if name not in _POSITIONAL:
             raise TypeError(f"setup() got an unexpected keyword argument '{name}'; {_FORMS}")

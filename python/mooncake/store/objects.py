@@ -4,7 +4,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from tidepool import _native
 
@@ -14,6 +14,7 @@ from mooncake.store.deadlines import LOOK_S, bytes_of, for_put
 from mooncake.store.descriptors import ReplicaDescriptor, replicas_of
 from mooncake.store.lifecycle import Lifecycle
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
+from mooncake.store.sources import COPIED_BYTES_MAX, frozen
 
 log = logging.getLogger("mooncake.store")
 
@@ -34,7 +35,7 @@ def code_of(error: BaseException) -> int:
 RAISED = (_native.TidepoolError, ConfigRefused, ValueError, OverflowError, BufferError)
 
 
-def _contiguous(value: object) -> object:
+def _contiguous(value: Any) -> Any:
     """The value as one run of bytes; a copy when it is not one."""
     view = memoryview(value)
     return value if view.c_contiguous else view.tobytes()
@@ -79,7 +80,10 @@ class Objects(Lifecycle):
         try:
             options = put_options(config, upsert)
             groups = group_names(config, len(keys))
-            deadline = for_put(self._deadline, bytes_of(values))
+            total = bytes_of(values)
+            deadline = for_put(self._deadline, total)
+            if total < COPIED_BYTES_MAX:
+                values = list(map(frozen, values))
             try:
                 return client.put_many(keys, values, options, groups=groups, deadline=deadline, codes=True)
             except BufferError:
@@ -136,7 +140,7 @@ class Objects(Lifecycle):
         return self._codes([key], lambda client: client.size_many([key], deadline=deadline, codes=True))[0]
 
     def remove(self, key: str, force: bool = False) -> int:
-        """Removes an object. -706 while a reader may be on it, unless `force`: its space is not reused before that reader is done."""
+        """Removes an object. -706 while a reader may be on it, unless `force`: its space is not reused before then."""
         return self.batch_remove([key], force)[0]
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
@@ -200,7 +204,7 @@ class Objects(Lifecycle):
         return {key: replicas for key, replicas in found.items() if replicas}
 
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
-        """Drops the copies on one segment (on all, when none is named) of objects that no reader may be on; the keys that it did for."""
+        """Drops the copies on one segment (all, when none is named) of objects that no reader may be on; the keys it did so for."""
         client = self._client
         if client is None or not keys:
             return []

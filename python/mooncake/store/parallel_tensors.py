@@ -3,7 +3,7 @@
 import ctypes
 import logging
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from tidepool import _native
 
@@ -16,7 +16,7 @@ from mooncake.store.tensors import Tensors, Write
 log = logging.getLogger("mooncake.store")
 
 
-def _shard_write(key: str, tensor: object, parallelism: Optional[TensorParallelism], partition: object) -> list[Write]:
+def _shard_write(key: str, tensor: Any, parallelism: Optional[TensorParallelism], partition: object) -> list[Write]:
     """The write that stores a tensor as that shard. With several axes, or a partition, the whole tensor is given and cut here."""
     if parallelism is not None and partition is not None:
         raise NotATensor("parallelism and writer_partition are both given; give one")
@@ -31,7 +31,7 @@ def _shard_write(key: str, tensor: object, parallelism: Optional[TensorParalleli
     return [Write(shard_key(key, parallelism), _cut(tensor, axis) if whole and axis else tensor, parallelism)]
 
 
-def _cut(tensor: object, axis: object) -> object:
+def _cut(tensor: Any, axis: ParallelAxis) -> Any:
     """The shard of one rank, of a whole tensor. All shards are of one size."""
     dim = axis.split_dim or 0
     if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] % axis.size or axis.rank >= axis.size or axis.rank < 0:
@@ -63,7 +63,7 @@ class ParallelTensors(Tensors):
     def put_tensor_with_parallelism(
         self,
         key: str,
-        tensor: object,
+        tensor: Any,
         parallelism: Optional[TensorParallelism] = None,
         config: Optional[ReplicateConfig] = None,
         writer_partition: object = None,
@@ -75,7 +75,7 @@ class ParallelTensors(Tensors):
     def upsert_tensor_with_parallelism(
         self,
         key: str,
-        tensor: object,
+        tensor: Any,
         parallelism: Optional[TensorParallelism] = None,
         config: Optional[ReplicateConfig] = None,
         writer_partition: object = None,
@@ -148,7 +148,7 @@ class ParallelTensors(Tensors):
 
     # Reading.
 
-    def get_tensor_with_parallelism(self, key: str, target: Optional[ReadTarget] = None) -> object:
+    def get_tensor_with_parallelism(self, key: str, target: Optional[ReadTarget] = None) -> Any:
         """What `target` wants of the tensor, or None. A shard that is not stored is cut from the whole tensor, and that is put
         together from its shards, when these are there."""
         return self.batch_get_tensor_with_parallelism([key], [target])[0]
@@ -161,7 +161,7 @@ class ParallelTensors(Tensors):
 
     def get_tensor_with_parallelism_into(
         self, key: str, buffer_ptr: int, size: int, target: Optional[ReadTarget] = None
-    ) -> object:
+    ) -> Any:
         """The same over the caller's memory: header, then elements."""
         return self.batch_get_tensor_with_parallelism_into([key], [buffer_ptr], [size], [target])[0]
 
@@ -173,7 +173,7 @@ class ParallelTensors(Tensors):
             return [None] * len(keys)
         return [self._into(*each) for each in zip(keys, buffer_ptrs, sizes, targets)]
 
-    def _into(self, key: str, address: int, size: int, target: Optional[ReadTarget]) -> object:
+    def _into(self, key: str, address: int, size: int, target: Optional[ReadTarget]) -> Any:
         found = self._wanted(key, target)
         if found is None:
             return None
@@ -195,7 +195,7 @@ class ParallelTensors(Tensors):
             return None
         return tensor_at(address, total)[1]
 
-    def _wanted(self, key: str, target: Optional[ReadTarget]) -> Optional[tuple[Header, object]]:
+    def _wanted(self, key: str, target: Optional[ReadTarget]) -> Optional[tuple[Header, Any]]:
         mode = "as_stored" if target is None else target.mode
         parallelism = None if target is None else target.parallelism
         if mode not in MODES or (mode == "shard" and parallelism is None):
@@ -206,12 +206,14 @@ class ParallelTensors(Tensors):
                 parallelism.check()
             if mode == "as_stored":
                 return self._tensors([shard_key(key, parallelism)])[0]
-            return self._shard(key, parallelism) if mode == "shard" else self._full(key, parallelism)
+            if mode == "shard" and parallelism is not None:
+                return self._shard(key, parallelism)
+            return self._full(key, parallelism)
         except ValueError as error:
             log.warning("tensor '%s': %s", key, error)
             return None
 
-    def _shard(self, key: str, parallelism: TensorParallelism) -> Optional[tuple[Header, object]]:
+    def _shard(self, key: str, parallelism: TensorParallelism) -> Optional[tuple[Header, Any]]:
         stored = self._tensors([shard_key(key, parallelism)])[0]
         axis = parallelism.tp()
         if stored is not None and (axis is None or _size_along_tp(stored[0]) in (None, axis.size)):
@@ -223,7 +225,7 @@ class ParallelTensors(Tensors):
             return None
         return describe(_cut(whole[1], axis), parallelism)
 
-    def _full(self, key: str, parallelism: Optional[TensorParallelism]) -> Optional[tuple[Header, object]]:
+    def _full(self, key: str, parallelism: Optional[TensorParallelism]) -> Optional[tuple[Header, Any]]:
         whole = self._tensors([key])[0]
         if whole is not None:
             return whole
@@ -234,8 +236,8 @@ class ParallelTensors(Tensors):
         if axis is None or axis.split_dim is None:
             return None
         rest = [shard_key(key, parallelism.with_tp_rank(rank, axis.size, axis.split_dim)) for rank in range(1, axis.size)]
-        shards = [first, *self._tensors(rest)]
-        if any(shard is None or _size_along_tp(shard[0]) != axis.size for shard in shards):
+        shards = [shard for shard in [first, *self._tensors(rest)] if shard and _size_along_tp(shard[0]) == axis.size]
+        if len(shards) < axis.size:
             return None
         return describe(torch_module().cat([shard[1] for shard in shards], axis.split_dim))
 

@@ -1,6 +1,6 @@
 """Which shard of a tensor is meant: `TensorParallelism` of a write, `ReadTarget` of a read; and the keys that shards have."""
 
-from typing import Optional
+from typing import Any, Optional
 
 KINDS = ("tp", "dp", "ep", "pp")
 #: Axes that the header of a stored tensor has room for.
@@ -79,14 +79,15 @@ def shard_key(key: str, parallelism: Optional[TensorParallelism]) -> str:
 
 
 def partition_of(writer_partition: object) -> ParallelAxis:
-    """The axis that a `writer_partition` means: (rank, size, split_dim), a dict of these, or an object with them. ValueError for others."""
+    """The axis that a `writer_partition` means: (rank, size, split_dim), a dict of these, or an object that has them."""
     names = ("rank", "size", "split_dim")
     if isinstance(writer_partition, dict):
-        values = [writer_partition.get(name) for name in names]
+        values: list[Any] = [writer_partition.get(name) for name in names]
     elif isinstance(writer_partition, (list, tuple)):
         values = list(writer_partition)
     else:
         values = [getattr(writer_partition, name, None) for name in names]
     if len(values) != 3 or not all(isinstance(value, int) for value in values):
         raise ValueError(f"writer_partition takes (rank, size, split_dim), not {writer_partition!r}")
-    return ParallelAxis("tp", *values)
+    rank, size, split_dim = (int(value) for value in values)
+    return ParallelAxis("tp", rank, size, split_dim)

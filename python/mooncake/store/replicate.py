@@ -1,7 +1,7 @@
 """`ReplicateConfig`: how an object is to be stored, and its translation into the native module's options."""
 
 from collections.abc import Iterable
-from typing import Optional
+from typing import Any, Callable, Optional
 
 from tidepool import _native
 
@@ -42,7 +42,7 @@ def _typed(name: str, kind: type, value: object) -> object:
     return value
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "replica_num": _number,
     "nof_replica_num": _number,
     "dfs_replica_num": _number,
@@ -79,8 +79,8 @@ class ReplicateConfig:
     group_ids: Optional[list[str]]
 
     def __init__(self) -> None:
-        self._options: dict[bool, object] = {}
-        self._fields = {
+        self._options: dict[bool, _native.PutOptions] = {}
+        self._fields: dict[str, Any] = {
             "replica_num": 1,
             "nof_replica_num": 0,
             "dfs_replica_num": 0,
@@ -176,7 +176,7 @@ def _checked(config: ReplicateConfig) -> None:
         )
 
 
-def _build(config: ReplicateConfig, upsert: bool) -> object:
+def _build(config: ReplicateConfig, upsert: bool) -> _native.PutOptions:
     _checked(config)
     fields = config._fields
     ttl = fields["soft_pin_ttl_ms"]
@@ -199,7 +199,7 @@ def _build(config: ReplicateConfig, upsert: bool) -> object:
 _DEFAULTS = {upsert: _build(ReplicateConfig(), upsert) for upsert in (False, True)}
 
 
-def put_options(config: Optional[ReplicateConfig], upsert: bool = False) -> object:
+def put_options(config: Optional[ReplicateConfig], upsert: bool = False) -> _native.PutOptions:
     """The native options that say the same. ConfigRefused when no put can be made with them."""
     if config is None:
         return _DEFAULTS[upsert]

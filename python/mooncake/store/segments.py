@@ -54,7 +54,7 @@ class Segments(Tasks):
             return codes.INVALID_PARAMS
         known = [name for name in segment_ids if name in connection.nodes]
         if grace_period_seconds and known:
-            self._drain(known, grace_period_seconds)
+            self._drain(connection.client, known, grace_period_seconds)
         failed = len(known) < len(segment_ids)
         for name in known:
             node = connection.nodes.pop(name, None)
@@ -66,8 +66,7 @@ class Segments(Tasks):
                 failed = True
         return -1 if failed else codes.OK
 
-    def _drain(self, names: Sequence[str], seconds: float) -> None:
-        client = self._client
+    def _drain(self, client: _native.Client, names: Sequence[str], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         try:
             task = client.create_drain_task(names)

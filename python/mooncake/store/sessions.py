@@ -14,7 +14,7 @@ STAGED_BYTES_MIN = 1 << 30
 class Staged:
     """An object that is being put together in memory of this process."""
 
-    def __init__(self, memory: object, size: int, config: object) -> None:
+    def __init__(self, memory: _native.Memory, size: int, config: tuple[_native.PutOptions, Optional[str]]) -> None:
         self.memory = memory
         self.size = size
         self.config = config
@@ -50,7 +50,7 @@ class Sessions:
     def staged(self, key: str) -> Optional[Staged]:
         return self._writing.get(key)
 
-    def begin_write(self, key: str, size: int, config: object) -> bool:
+    def begin_write(self, key: str, size: int, config: tuple[_native.PutOptions, Optional[str]]) -> bool:
         """False when there is no room for it."""
         with self._lock:
             if self._staged + size > self._staged_max or len(self._writing) >= SESSIONS_MAX or key in self._writing:

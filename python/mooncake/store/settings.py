@@ -14,8 +14,9 @@ DEFAULT_HTTP_PORT = 9300
 #: Sizes of a dictionary: 0, or from here; below it is a unit that somebody forgot.
 SIZE_MIN = 1024
 BUFFER_BYTES_MAX = 1 << 40
-#: Time a call may take, when `MC_RPC_TIMEOUT_MS` does not say.
-DEADLINE_S = 10.0
+#: Time a call may take, when `MC_RPC_TIMEOUT_MS` does not say. LMCache gives up on a get after 10 s, and then uses its buffers
+#: for something else: ours must have ended before.
+DEADLINE_S = 8.0
 #: Time until a leader must have been found, when `MC_RPC_CONNECT_TIMEOUT_MS` does not say.
 CONNECT_DEADLINE_S = 10.0
 

@@ -5,7 +5,7 @@ The header is as long as Mooncake's, so buffers that are sized for one fit the o
 
 import ctypes
 import struct
-from typing import Optional
+from typing import Any, Optional
 
 from tidepool import _native
 
@@ -83,7 +83,7 @@ class Header:
         return Header(TYPES[dtype], tuple(shape[:dimensions]), length, TensorParallelism(found) if found else None)
 
 
-def describe(tensor: object, parallelism: Optional[TensorParallelism] = None) -> tuple[Header, object]:
+def describe(tensor: Any, parallelism: Optional[TensorParallelism] = None) -> tuple[Header, Any]:
     """(header, the tensor as contiguous host memory). NotATensor when it cannot be stored."""
     torch = torch_module()
     if not isinstance(tensor, torch.Tensor):
@@ -96,13 +96,13 @@ def describe(tensor: object, parallelism: Optional[TensorParallelism] = None) ->
     return Header(dtype, tuple(tensor.shape), length, parallelism), tensor
 
 
-def tensor_at(address: int, total: int) -> tuple[Header, object]:
+def tensor_at(address: int, total: int) -> tuple[Header, Any]:
     """(header, a tensor over the elements) of a stored tensor at an address. The caller keeps the memory. NotATensor."""
     header = Header.unpack(ctypes.string_at(address, min(total, HEADER_BYTES)), total)
     return header, _view(header, (ctypes.c_ubyte * header.length).from_address(address + HEADER_BYTES))
 
 
-def tensor_of(value: object) -> tuple[Header, object]:
+def tensor_of(value: Any) -> tuple[Header, Any]:
     """(header, a tensor of its own) of a stored tensor, from what a get handed out. NotATensor."""
     torch = torch_module()
     header = Header.unpack(bytes(memoryview(value)[:HEADER_BYTES]), len(value))
@@ -114,7 +114,7 @@ def tensor_of(value: object) -> tuple[Header, object]:
     return header, tensor
 
 
-def _view(header: Header, memory: Optional[object]) -> object:
+def _view(header: Header, memory: Optional[object]) -> Any:
     torch = torch_module()
     dtype = getattr(torch, header.dtype)
     if not header.length:
@@ -125,13 +125,13 @@ def _view(header: Header, memory: Optional[object]) -> object:
         raise NotATensor(f"the shape of the tensor does not fit its bytes: {error}") from error
 
 
-def _serialize_tensor(tensor: object) -> tuple:
+def _serialize_tensor(tensor: Any) -> tuple:
     """(header, address of the elements, their bytes, what keeps them). ValueError for what is no tensor."""
     header, kept = describe(tensor)
     return header.pack(), kept.data_ptr(), header.length, kept
 
 
-def _deserialize_tensor(data: bytes) -> object:
+def _deserialize_tensor(data: bytes) -> Any:
     """The tensor of a header and elements in a row. ValueError when they are none."""
     header = Header.unpack(data[:HEADER_BYTES], len(data))
     return _view(header, bytearray(data[HEADER_BYTES:]))

@@ -4,7 +4,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from mooncake.store import codes
 from mooncake.store.buffers import BufferHandle
@@ -19,12 +19,12 @@ log = logging.getLogger("mooncake.store")
 class Write:
     """One object to be written: its key, the tensor, and the shard that it is."""
 
-    def __init__(self, key: str, tensor: object, parallelism: Optional[TensorParallelism] = None) -> None:
+    def __init__(self, key: str, tensor: Any, parallelism: Optional[TensorParallelism] = None) -> None:
         self.key = key
         self.header, self.tensor = describe(tensor, parallelism)
 
 
-def chunks(key: str, tensor: object, tp_size: int, split_dim: int) -> list[Write]:
+def chunks(key: str, tensor: Any, tp_size: int, split_dim: int) -> list[Write]:
     """The writes of all shards of a tensor. NotATensor when it cannot be cut so."""
     if tp_size <= 1:
         return [Write(key, tensor)]
@@ -66,7 +66,7 @@ class Tensors(Segments):
                 results.append(plan)
         return results
 
-    def _plan(self, make) -> object:
+    def _plan(self, make) -> Any:
         """The writes that `make` makes, or -600 and a line in the log."""
         try:
             return make()
@@ -86,16 +86,16 @@ class Tensors(Segments):
         plans = self._plans(keys, tensors, lambda key, tensor: chunks(key, tensor, tp_size, split_dim))
         return self._store(plans, config, False)
 
-    def put_tensor(self, key: str, tensor: object) -> int:
+    def put_tensor(self, key: str, tensor: Any) -> int:
         return self._whole([key], [tensor])[0]
 
-    def pub_tensor(self, key: str, tensor: object, config: Optional[ReplicateConfig] = None) -> int:
+    def pub_tensor(self, key: str, tensor: Any, config: Optional[ReplicateConfig] = None) -> int:
         return self._whole([key], [tensor], config)[0]
 
-    def upsert_tensor(self, key: str, tensor: object) -> int:
+    def upsert_tensor(self, key: str, tensor: Any) -> int:
         return self._whole([key], [tensor], None, True)[0]
 
-    def upsert_pub_tensor(self, key: str, tensor: object, config: Optional[ReplicateConfig] = None) -> int:
+    def upsert_pub_tensor(self, key: str, tensor: Any, config: Optional[ReplicateConfig] = None) -> int:
         return self._whole([key], [tensor], config, True)[0]
 
     def batch_put_tensor(self, keys: Sequence[str], tensors_list: Sequence) -> list[int]:
@@ -114,14 +114,14 @@ class Tensors(Segments):
     ) -> list[int]:
         return self._whole(keys, tensors_list, config, True)
 
-    def put_tensor_with_tp(self, key: str, tensor: object, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> int:
+    def put_tensor_with_tp(self, key: str, tensor: Any, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> int:
         """Cuts the tensor and stores the shards of all ranks, whatever `tp_rank` is."""
         return self._cut([key], [tensor], tp_size, split_dim)[0]
 
     def pub_tensor_with_tp(
         self,
         key: str,
-        tensor: object,
+        tensor: Any,
         config: Optional[ReplicateConfig] = None,
         tp_rank: int = 0,
         tp_size: int = 1,
@@ -205,10 +205,10 @@ class Tensors(Segments):
 
     # Reading.
 
-    def _tensors(self, keys: Sequence[str]) -> list[Optional[tuple[Header, object]]]:
+    def _tensors(self, keys: Sequence[str]) -> list[Optional[tuple[Header, Any]]]:
         """(header, tensor) a key, None where there is none."""
         torch_module()
-        results: list[Optional[tuple[Header, object]]] = []
+        results: list[Optional[tuple[Header, Any]]] = []
         for key, value in zip(keys, self.batch_get_buffer(keys)):
             try:
                 results.append(tensor_of(value) if isinstance(value, BufferHandle) else None)
@@ -228,20 +228,20 @@ class Tensors(Segments):
                 results.append(None)
         return results
 
-    def get_tensor(self, key: str) -> object:
+    def get_tensor(self, key: str) -> Any:
         return self.batch_get_tensor([key])[0]
 
     def batch_get_tensor(self, keys: Sequence[str]) -> list:
         return [found[1] if found else None for found in self._tensors(keys)]
 
-    def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> object:
+    def get_tensor_into(self, key: str, buffer_ptr: int, size: int) -> Any:
         """The tensor, over the caller's memory: header, then elements."""
         return self._tensors_into([key], [buffer_ptr], [size])[0]
 
     def batch_get_tensor_into(self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]) -> list:
         return self._tensors_into(keys, buffer_ptrs, sizes)
 
-    def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> object:
+    def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
         """The shard of one rank."""
         return self.batch_get_tensor_with_tp([key], tp_rank, tp_size)[0]
 
@@ -250,7 +250,7 @@ class Tensors(Segments):
 
     def get_tensor_with_tp_into(
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
-    ) -> object:
+    ) -> Any:
         return self.batch_get_tensor_with_tp_into([key], [buffer_ptr], [size], tp_rank, tp_size)[0]
 
     def batch_get_tensor_with_tp_into(
@@ -263,7 +263,7 @@ class Tensors(Segments):
     ) -> list:
         return self._tensors_into(_of_rank(base_keys, tp_rank, tp_size), buffer_ptrs, sizes)
 
-    def get_tensor_into_cuda(self, key: str, tensor: object) -> int:
+    def get_tensor_into_cuda(self, key: str, tensor: Any) -> int:
         raise NotImplementedError("get_tensor_into_cuda: GPU memory is not supported; use get_tensor and copy")
 
     def batch_get_tensor_into_cuda(self, keys: Sequence[str], tensors_list: Sequence) -> list[int]:
@@ -281,7 +281,7 @@ class Tensors(Segments):
         save_file({key: tensor}, os.fspath(file_name or key))
         return codes.OK
 
-    def load_tensor_from_safetensor(self, key: Optional[str] = None, file_name: Optional[str] = None) -> object:
+    def load_tensor_from_safetensor(self, key: Optional[str] = None, file_name: Optional[str] = None) -> Any:
         """Reads a tensor of a safetensors file and stores it, under the file's name when no key is given; the tensor, or None.
 
         A file without that key gives its first tensor, and a warning.

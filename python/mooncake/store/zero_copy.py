@@ -11,6 +11,7 @@ from mooncake.store import codes
 from mooncake.store.deadlines import for_put, for_size
 from mooncake.store.objects import RAISED, Objects, code_of
 from mooncake.store.replicate import ReplicateConfig, group_names, put_options
+from mooncake.store.sources import copied
 
 
 class ZeroCopy(Objects):
@@ -34,7 +35,7 @@ class ZeroCopy(Objects):
         config: Optional[ReplicateConfig] = None,
     ) -> int:
         """Stores the metadata and after it the data, as one object."""
-        pointers, sizes = (metadata_buffer_ptr, buffer_ptr), (metadata_size, size)
+        pointers, sizes = [metadata_buffer_ptr, buffer_ptr], [metadata_size, size]
         if not metadata_size:
             pointers, sizes = pointers[1:], sizes[1:]
         return self._put_from([key], [pointers], [sizes], sum(sizes), config, False)[0]
@@ -72,10 +73,11 @@ class ZeroCopy(Objects):
         if client is None or len(pointers) != len(keys):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
+            held = copied(pointers, sizes, total)
             return client.put_from_many(
                 keys,
-                pointers,
-                sizes,
+                held.addresses if held else pointers,
+                held.sizes if held else sizes,
                 put_options(config, upsert),
                 groups=group_names(config, len(keys)),
                 deadline=for_put(self._deadline, total),

@@ -36,6 +36,17 @@ def until(what: str, condition, deadline_s: float = READY_S):
         time.sleep(0.02)
 
 
+def until_idle(deadline_s: float = READY_S) -> None:
+    """Waits until no thread of this process has anything to do: none used a processor for a while."""
+
+    def idle() -> bool:
+        before = time.process_time()
+        time.sleep(0.1)
+        return time.process_time() - before < 0.005
+
+    until("this process is idle", idle, deadline_s)
+
+
 def free_port() -> int:
     with socket.socket() as asking:
         asking.bind(("127.0.0.1", 0))
@@ -54,10 +65,9 @@ class Process:
 
     def start(self) -> None:
         self._ports.unlink(missing_ok=True)
-        log = open(self._directory / f"{self.name}.log", "ab")
         command = [binary(), *self._arguments, f"--port-file={self._ports}", f"--data-dir={self._directory / self.name}"]
-        self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        log.close()
+        with open(self._directory / f"{self.name}.log", "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def ports(self) -> dict:
         def read():
@@ -100,7 +110,8 @@ class Cluster:
         self.masters = [
             Process(
                 directory, f"master-{n + 1}", "master", f"--node-id={n + 1}", f"--members={members}", "--http-port=0",
-                f"--lease-ttl={int(LEASE_S * 1000)}ms", f"--lease-ttl-max={int(LEASE_S * 1000)}ms", "--election=lan", "--snapshot-on-shutdown=false",
+                f"--lease-ttl={int(LEASE_S * 1000)}ms", f"--lease-ttl-max={int(LEASE_S * 1000)}ms", "--election=lan",
+                "--snapshot-on-shutdown=false",
             )
             for n in range(masters)
         ]  # fmt: skip
@@ -135,6 +146,10 @@ class Buffer:
     def __getitem__(self, part: slice) -> bytes:
         start, stop, _ = part.indices(self.size)
         return self._map[start + self._offset : stop + self._offset]
+
+    def view(self) -> memoryview:
+        """A view that can be written through, of all of it."""
+        return memoryview(self._map)[self._offset : self._offset + self.size]
 
     def __setitem__(self, part: slice, data: bytes) -> None:
         start = part.indices(self.size)[0] + self._offset

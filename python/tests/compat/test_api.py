@@ -1,14 +1,14 @@
-"""Every name that the original's module has is there, takes the same arguments by the same names, and is on the documentation's page."""
+"""Every name that the original's module has is there, takes the same arguments, and is on the page of the documentation."""
 
 import inspect
 import pathlib
 
-import pytest
-
 import mooncake
-from compat import api
+import pytest
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore
+
+from compat import api
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "reference" / "mooncake-compat.md"
 

@@ -9,10 +9,10 @@ import sys
 import urllib.request
 
 import pytest
-
-from compat.rig import MIB, binary, free_port, pattern, until
 from mooncake.cli import flags, master_flags, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+from compat.rig import MIB, binary, free_port, pattern, until
 
 
 def translated(*arguments):
@@ -86,10 +86,14 @@ def test_several_masters():
 def test_snapshots(monkeypatch, tmp_path):
     monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path))
     arguments, _ = translated("--enable_snapshot", "--enable_snapshot_restore=true", "--snapshot_interval_seconds=60")
-    assert {f"--snapshot-url=file://{tmp_path}", f"--restore-from=file://{tmp_path}", "--snapshot-interval=60000ms"} <= set(arguments)
+    url = f"file://{tmp_path}"
+    assert {f"--snapshot-url={url}", f"--restore-from={url}", "--snapshot-interval=60000ms"} <= set(arguments)
 
 
-@pytest.mark.parametrize("text", ['{"default_kv_lease_ttl": 700, "client_live_ttl_sec": 4}', "default_kv_lease_ttl: 700 # ms\nclient_live_ttl_sec: 4\n"])
+@pytest.mark.parametrize(
+    "text",
+    ['{"default_kv_lease_ttl": 700, "client_live_ttl_sec": 4}', "default_kv_lease_ttl: 700 # ms\nclient_live_ttl_sec: 4\n"],
+)
 def test_a_file_of_flags(tmp_path, text):
     path = tmp_path / "master.conf"
     path.write_text(text)
@@ -118,6 +122,13 @@ def ended(process):
 def listening(port):
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_program_is_the_one_of_the_installation():
+    run = subprocess.run([sys.executable, "-m", "mooncake.cli", "--version"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and run.stdout.startswith("tidepool"), run.stderr
+    run = subprocess.run([sys.executable, "-m", "mooncake.cli", "--help"], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and "--default_kv_lease_ttl" in run.stdout
 
 
 def test_a_wrong_command_line_ends_with_2():

@@ -4,9 +4,9 @@ import os
 import threading
 
 import pytest
+from mooncake.store import MooncakeDistributedStore
 
 from compat.rig import MIB, Buffer, pattern
-from mooncake.store import MooncakeDistributedStore
 
 
 def available():
@@ -109,6 +109,15 @@ def test_a_full_pool_takes_new_objects_or_says_so(make_store):
     assert results.count(0) >= 24
     assert store.put_from("too-large", memory.addr, MIB) in (0, -200)
     assert store.put("far-too-large", bytes(64 * MIB)) == -200
+
+
+def test_one_object_without_room_fails_alone(make_store):
+    store = make_store(segment=32 * MIB)
+    memory = Buffer(40 * MIB)
+    sizes = [MIB, MIB, 40 * MIB, MIB]
+    keys = [f"room-{n}" for n in range(4)]
+    assert store.batch_put_from(keys, [memory.addr] * 4, sizes) == [0, 0, -200, 0]
+    assert store.batch_is_exist(keys) == [1, 1, 0, 1]
 
 
 def test_stores_come_and_go(cluster):

@@ -4,12 +4,10 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import textwrap
-
-import pytest
 
 import mooncake
 import mooncake.store
+import pytest
 
 OURS = pathlib.Path(mooncake.store.__file__).resolve().parents[1]
 #: The original's modules that ours stand before, and one that only it has.
@@ -33,12 +31,15 @@ def overlaid(package):
 
 
 def whose(site, name):
-    script = f"import {name} as module; print(getattr(module, 'WHOSE', 'ours'))"
-    path = [str(site.parent), *[each for each in sys.path if each and pathlib.Path(each) != OURS.parent]]
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(f"import sys; sys.path[:] = {path!r}\n{script}")],
-                         capture_output=True, text=True)  # fmt: skip
+    """Which installation a module comes from, and that it is the one in the site directory."""
+    script = f"import {name} as module; print(getattr(module, 'WHOSE', 'ours'), module.__file__)"
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site.parent)!r})\n{script}"], capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
+    found, _, file = run.stdout.strip().partition(" ")
+    assert file.startswith(str(site))
+    return found
 
 
 def test_no_file_but_the_package_itself_is_shared(site):

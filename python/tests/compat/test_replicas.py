@@ -3,9 +3,9 @@
 import threading
 
 import pytest
+from mooncake.store import ReplicateConfig, TaskStatus, TaskType
 
 from compat.rig import LEASE_S, MIB, Buffer, Cluster, pattern, until
-from mooncake.store import ReplicateConfig, TaskStatus, TaskType
 
 
 def on_two():
@@ -188,11 +188,11 @@ def test_tasks_that_cannot_be(three, key):
 def test_a_copy_to_where_one_is(three, key):
     coordinator, (one, two, _) = three
     put_on(coordinator, key, one.get_hostname())
-    task, code = coordinator.create_copy_task(key, [one.get_hostname()])
-    if code == 0:
-        ended(coordinator, (task, code))
+    assert ended(coordinator, coordinator.create_copy_task(key, [one.get_hostname()])).status is TaskStatus.SUCCESS
     assert places(coordinator, key) == [one.get_hostname()]
-    assert ended(coordinator, coordinator.create_copy_task(key, [two.get_hostname()])).status is TaskStatus.SUCCESS
+    both = [one.get_hostname(), two.get_hostname()]
+    assert ended(coordinator, coordinator.create_copy_task(key, both)).status is TaskStatus.SUCCESS
+    assert places(coordinator, key) == sorted(both)
 
 
 def test_many_tasks_at_once(three, key):

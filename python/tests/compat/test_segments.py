@@ -8,10 +8,10 @@ import sys
 import textwrap
 
 import pytest
-
-from compat.rig import MIB, Buffer, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from mooncake.store.connection import segment_name
+
+from compat.rig import MIB, Buffer, pattern, set_up, until
 
 
 def names(store):
@@ -211,8 +211,8 @@ FORKED = """
     import os, sys
     from mooncake.store import MooncakeDistributedStore
     store = MooncakeDistributedStore()
-    assert store.setup({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "global_segment_size": "32MB",
-                        "master_server_addr": sys.argv[1], "enable_client_http_server": "true", "client_http_port": sys.argv[2]}) == 0
+    assert store.setup({"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE", "master_server_addr": sys.argv[1],
+                        "global_segment_size": "32MB", "enable_client_http_server": "1", "client_http_port": sys.argv[2]}) == 0
     assert store.put("before", b"v") == 0
     child = os.fork()
     if not child:

@@ -3,9 +3,9 @@
 import ctypes
 
 import pytest
+from mooncake.store import MooncakeHostMemAllocator, bind_to_numa_node
 
 from compat.rig import MIB, Buffer, pattern
-from mooncake.store import MooncakeHostMemAllocator, bind_to_numa_node
 
 
 def test_registering(store):
@@ -93,6 +93,16 @@ def test_objects_are_gathered_and_scattered(store, buffer, key):
     assert store.batch_get_into_multi_buffers([f"{key}-1"], [[into.addr]], [[10]]) == [-600]
     assert store.batch_get_into_multi_buffers([f"{key}-1"], [[into.addr, into.addr + 500]], [[25, 100]], True) == [30]
     assert into[500:505] == pattern(1000)[115:120]
+
+
+def test_keys_may_share_a_scratch_page(store, key):
+    """As engines do for pages that they do not need: each call is a byte count, and what stays is of one of them."""
+    values = [pattern(8192, n) for n in range(4)]
+    keys = [f"{key}-{n}" for n in range(4)]
+    store.put_batch(keys, values)
+    scratch = Buffer(8192)
+    assert store.batch_get_into(keys, [scratch.addr] * 4, [8192] * 4) == [8192] * 4
+    assert scratch[:] in values
 
 
 @pytest.mark.parametrize(
