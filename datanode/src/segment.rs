@@ -316,6 +316,7 @@ mod tests {
 
     #[test]
     fn names_and_sizes_have_limits() {
+        assert_eq!(Segment::create("[::1]:12345", 1 << 20, HugePages::Off).unwrap().name(), "[::1]:12345");
         for name in ["", "a b", "a/b", &"x".repeat(65)] {
             assert!(matches!(Segment::create(name, 1 << 20, HugePages::Off), Err(SegmentError::Name { .. })), "{name}");
         }

@@ -42,6 +42,7 @@ fn buffer_address(buffer: &Bound<'_, PyAny>, writable: bool) -> PyResult<(usize,
 /// Before the interpreter goes: no thread may want it afterwards.
 #[pyfunction]
 fn stop_at_exit(py: Python<'_>) {
+    node::leave_all(py);
     if let Some(process) = process::Process::existing() {
         process.stop(py);
     }

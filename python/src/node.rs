@@ -1,5 +1,6 @@
 //! `LocalNode`: memory of this process, lent to the cluster by a datanode in it.
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -20,7 +21,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Seconds that a leave may take when nothing else is said.
 const LEAVE_WITHIN: f64 = 10.0;
 
+/// How long nodes that are open when the interpreter ends may take to leave.
+const LEAVE_AT_EXIT: Duration = Duration::from_secs(2);
+
+type Slot = Arc<Mutex<Option<Running>>>;
+
+/// Nodes that were started, to be left when the interpreter ends. Only used under the GIL.
+static STARTED: Mutex<Vec<Weak<Mutex<Option<Running>>>>> = Mutex::new(Vec::new());
+
 struct Running {
+    process: &'static Process,
     datanode: Datanode,
     /// Holds the node's identity, which ends with it.
     _directory: TempDir,
@@ -30,7 +40,7 @@ struct Running {
 #[pyclass(frozen, module = "tidepool._native")]
 pub(crate) struct LocalNode {
     process: &'static Process,
-    running: Mutex<Option<Running>>,
+    running: Slot,
     #[pyo3(get)]
     address: String,
     #[pyo3(get)]
@@ -71,6 +81,37 @@ async fn start(options: DatanodeOptions, limit: Duration) -> Result<Datanode, Er
     }
 }
 
+impl Running {
+    /// Leaves the cluster, in order if that takes no longer than `limit`.
+    fn leave(self, py: Python<'_>, limit: Duration) -> PyResult<()> {
+        let datanode = self.datanode.clone();
+        let leave = async move {
+            if tokio::time::timeout(limit, datanode.shutdown()).await.is_err() {
+                datanode.vanish().await;
+            }
+        };
+        let call = Call { process: self.process, closed: watch::channel(false).1, loan: None };
+        let left = call.run(py, None, leave, |py, ()| Ok(py.None()));
+        py.detach(|| drop(self));
+        left.map(|_| ())
+    }
+}
+
+/// The interpreter ends: what is still lent is taken back in order, so that the masters need not notice its silence.
+pub(crate) fn leave_all(py: Python<'_>) {
+    let started = std::mem::take(&mut *STARTED.lock());
+    for node in started.iter().filter_map(Weak::upgrade) {
+        let running = node.lock().take();
+        match running {
+            Some(running) if running.process.is_here() => {
+                // Interrupted, or the masters are gone: they notice.
+                let _ = running.leave(py, LEAVE_AT_EXIT);
+            }
+            inherited => std::mem::forget(inherited),
+        }
+    }
+}
+
 #[pymethods]
 impl LocalNode {
     #[new]
@@ -99,21 +140,19 @@ impl LocalNode {
         let segments =
             if options.segment_names.is_empty() { vec!["dram-0".to_owned()] } else { options.segment_names.clone() };
         let process = Process::here(py)?;
-        let made = std::sync::Arc::new(Mutex::new(None));
+        let made = Arc::new(Mutex::new(None));
         let kept = made.clone();
         let work = async move { start(options, limit).await.map(|datanode| *kept.lock() = Some(datanode)) };
         let call = Call { process, closed: watch::channel(false).1, loan: None };
         call.run(py, None, work, |py, outcome| results::raised(py, outcome, |()| Ok(py.None())))?;
         let datanode = made.lock().take();
         let datanode = datanode.ok_or_else(|| raise(Error::new(ErrorCode::Internal, "no node came of its start")))?;
-        Ok(LocalNode {
-            process,
-            address: datanode.address().to_string(),
-            node_id: datanode.node_id().map_or(0, |node| node.0),
-            running: Mutex::new(Some(Running { datanode, _directory: directory })),
-            segments,
-            size,
-        })
+        let (address, node_id) = (datanode.address().to_string(), datanode.node_id().map_or(0, |node| node.0));
+        let running = Arc::new(Mutex::new(Some(Running { process, datanode, _directory: directory })));
+        let mut started = STARTED.lock();
+        started.retain(|node| node.strong_count() > 0);
+        started.push(Arc::downgrade(&running));
+        Ok(LocalNode { process, address, node_id, running, segments, size })
     }
 
     /// Whether its memory can be put to now.
@@ -128,17 +167,8 @@ impl LocalNode {
         if !self.process.is_here() {
             return Ok(());
         }
-        let Some(running) = self.running.lock().take() else { return Ok(()) };
-        let datanode = running.datanode.clone();
-        let leave = async move {
-            if tokio::time::timeout(limit, datanode.shutdown()).await.is_err() {
-                datanode.vanish().await;
-            }
-        };
-        let call = Call { process: self.process, closed: watch::channel(false).1, loan: None };
-        call.run(py, None, leave, |py, ()| Ok(py.None()))?;
-        py.detach(|| drop(running));
-        Ok(())
+        let running = self.running.lock().take();
+        running.map_or(Ok(()), |running| running.leave(py, limit))
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -159,7 +189,7 @@ impl LocalNode {
 impl Drop for LocalNode {
     fn drop(&mut self) {
         if !self.process.is_here() {
-            std::mem::forget(self.running.get_mut().take());
+            std::mem::forget(self.running.lock().take());
         }
     }
 }

@@ -81,6 +81,7 @@ impl Process {
         self.pid == std::process::id()
     }
 
+    /// The process that made it.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }

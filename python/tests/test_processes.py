@@ -127,6 +127,18 @@ def test_the_interpreter_ends_with_everything_open(pool, key):
     )
 
 
+def test_what_is_lent_is_taken_back_when_the_interpreter_ends(pool):
+    run(
+        """
+        import sys, tidepool
+        node = tidepool.LocalNode(sys.argv[1], 1 << 20, name="ends-with-its-process")
+        """,
+        pool.masters,
+    )
+    with pool.store() as store:
+        assert "ends-with-its-process" not in {segment["name"] for segment in store.segments()}
+
+
 def test_threads_share_a_store(pool, key):
     run(
         f"""

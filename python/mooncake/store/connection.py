@@ -1,10 +1,12 @@
 """What a store holds while it is set up: the client, the memory it lends, its name, and what must be given back."""
 
 import hashlib
+import logging
 import os
 import random
 import re
 import socket
+import time
 from typing import Optional
 
 from tidepool import _native
@@ -13,6 +15,12 @@ from mooncake.store import environment
 from mooncake.store.http_server import HttpServer
 from mooncake.store.settings import Settings
 
+log = logging.getLogger("mooncake.store")
+
+#: Time in which a store leaves the cluster; an engine that stops does not wait longer for masters that do not answer.
+CLOSE_S = 3.0
+#: What is left of it for the last of many segments.
+CLOSE_LEAST_S = 0.2
 #: A host name without a port gets one of these, as in Mooncake.
 PORT_MIN = 12300
 PORT_MAX = 14300
@@ -79,8 +87,13 @@ class Connection:
         if self._http is not None:
             self._http.close()
             self._http = None
+        until = time.monotonic() + CLOSE_S
         for name in list(self.nodes):
-            self.nodes.pop(name).close()
+            try:
+                self.nodes.pop(name).close(deadline=max(CLOSE_LEAST_S, until - time.monotonic()))
+            except _native.TidepoolError as error:
+                # The masters did not hear of it; they find out by its silence.
+                log.warning("close of segment %s: %s", name, error)
         if self._held is not None:
             self._held.close()
             self._held = None

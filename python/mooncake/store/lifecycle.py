@@ -128,11 +128,7 @@ class Lifecycle:
                 self._registered.pop(address, None)
                 _native.unregister(address)
             if connection is not None:
-                try:
-                    connection.close()
-                except _native.TidepoolError as error:
-                    # The masters did not hear of it; they find out by its silence.
-                    log.warning("close: %s", error)
+                connection.close()
             return codes.OK
 
     def health_check(self) -> int:

@@ -115,6 +115,17 @@ def test_with_no_quorum_calls_end_and_say_so(quorum, monkeypatch):
     assert store.close() == 0
 
 
+def test_a_store_closes_although_no_master_answers(tmp_path):
+    own = Cluster(tmp_path)
+    store = MooncakeDistributedStore()
+    assert set_up(store, own) == 0
+    assert store.allocate_and_mount_segment(16 << 20)["ret"] == 0
+    own.masters[0].kill()
+    assert store.close() == 0
+    assert store.health_check() == 1
+    own.stop()
+
+
 def test_a_bad_address_among_the_masters_does_not_matter(quorum):
     store = MooncakeDistributedStore()
     addresses = f"127.0.0.1:1,{quorum.addresses}"
