@@ -9,11 +9,10 @@ import socket
 import time
 from typing import Optional
 
-from tidepool import _native
-
 from mooncake.store import environment
 from mooncake.store.http_server import HttpServer
 from mooncake.store.settings import Settings
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 

@@ -8,13 +8,12 @@ space in the cluster is not set aside: a cluster without room says so at the end
 from collections.abc import Sequence
 from typing import Optional
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.deadlines import for_put
 from mooncake.store.objects import RAISED, code_of
 from mooncake.store.ranges import Ranges
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
+from tidepool import _native
 
 
 def _uneven(keys: Sequence[str], *lists: Sequence) -> bool:

@@ -6,13 +6,12 @@ import threading
 import weakref
 from typing import Any, Callable, Optional
 
-from tidepool import _native
-
 from mooncake.store import codes, local_clients
 from mooncake.store.connection import Connection
 from mooncake.store.host_memory import MemoryPool
 from mooncake.store.sessions import Sessions
 from mooncake.store.settings import DEADLINE_S, DEFAULT_HTTP_PORT, Settings
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 

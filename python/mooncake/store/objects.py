@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.buffers import BufferHandle
 from mooncake.store.deadlines import LOOK_S, bytes_of, for_put
@@ -15,6 +13,7 @@ from mooncake.store.descriptors import ReplicaDescriptor, replicas_of
 from mooncake.store.lifecycle import Lifecycle
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
 from mooncake.store.sources import COPIED_BYTES_MAX, frozen
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 

@@ -5,13 +5,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.parallelism import MODES, ParallelAxis, ReadTarget, TensorParallelism, partition_of, shard_key
 from mooncake.store.replicate import ReplicateConfig
 from mooncake.store.tensor_format import HEADER_BYTES, Header, NotATensor, describe, tensor_at, torch_module
 from mooncake.store.tensors import Tensors, Write
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 

@@ -64,7 +64,7 @@ class Ranges(ZeroCopy):
         if not keys:
             return []
         try:
-            return client.get_range_into_addresses_many(
+            results = client.get_range_into_addresses_many(
                 keys,
                 offsets,
                 addresses,
@@ -73,5 +73,6 @@ class Ranges(ZeroCopy):
                 codes=True,
                 unchecked=True,
             )
+            return codes.settled(results, codes.OF_GETS)
         except RAISED as error:
-            return [code_of(error)] * len(keys)
+            return codes.settled([code_of(error)] * len(keys), codes.OF_GETS)

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.enums import ObjectDataType, SoftPinAction
+from tidepool import _native
 
 _UINT64_MAX = 2**64 - 1
 #: Longest soft pin (Mooncake's `max_kv_soft_pin_ttl`).

@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Sequence
 
-from tidepool import _native
-
 from mooncake.store import codes
 from mooncake.store.environment import warn_once
 from mooncake.store.objects import RAISED, code_of
 from mooncake.store.tasks import Tasks
+from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
 

@@ -7,9 +7,8 @@ import ctypes
 import struct
 from typing import Any, Optional
 
-from tidepool import _native
-
 from mooncake.store.parallelism import AXES_MAX, KINDS, ParallelAxis, TensorParallelism
+from tidepool import _native
 
 HEADER_BYTES = 304
 DIMENSIONS_MAX = 8

@@ -74,7 +74,7 @@ class ZeroCopy(Objects):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
             held = copied(pointers, sizes, total)
-            return client.put_from_many(
+            results = client.put_from_many(
                 keys,
                 held.addresses if held else pointers,
                 held.sizes if held else sizes,
@@ -84,8 +84,9 @@ class ZeroCopy(Objects):
                 codes=True,
                 unchecked=True,
             )
+            return codes.settled(results, codes.OF_PUTS)
         except RAISED as error:
-            return [code_of(error)] * len(keys)
+            return codes.settled([code_of(error)] * len(keys), codes.OF_PUTS)
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Bytes of the object, now at that address; -704 when there is none, -600 when it is longer than `size`."""
@@ -114,8 +115,9 @@ class ZeroCopy(Objects):
         if client is None or len(pointers) != len(keys):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
-            return client.get_into_addresses_many(
+            results = client.get_into_addresses_many(
                 keys, pointers, sizes, deadline=for_size(self._deadline, total), codes=True, unchecked=True
             )
+            return codes.settled(results, codes.OF_GETS)
         except RAISED as error:
-            return [code_of(error)] * len(keys)
+            return codes.settled([code_of(error)] * len(keys), codes.OF_GETS)

@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from mooncake.store import MooncakeDistributedStore
 
 from compat.rig import MIB, Buffer, Cluster, set_up, until
+from mooncake.store import MooncakeDistributedStore
 
 _numbers = itertools.count()
 

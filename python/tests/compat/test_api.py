@@ -3,12 +3,12 @@
 import inspect
 import pathlib
 
-import mooncake
 import pytest
+
+import mooncake
+from compat import api
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore
-
-from compat import api
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "reference" / "mooncake-compat.md"
 

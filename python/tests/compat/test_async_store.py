@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from mooncake.async_store import MooncakeDistributedStoreAsync
 
 from compat.rig import Buffer, pattern
+from mooncake.async_store import MooncakeDistributedStoreAsync
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import gc
 import threading
 
 import pytest
-from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
-from mooncake.store import MooncakeDistributedStore
 
 from compat.rig import MIB, pattern, until
+from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
+from mooncake.store import MooncakeDistributedStore
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import sys
 import urllib.request
 
 import pytest
-from mooncake.cli import flags, master_flags, usage
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from compat.rig import MIB, binary, free_port, pattern, until
+from mooncake.cli import flags, master_flags, usage
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 
 def translated(*arguments):

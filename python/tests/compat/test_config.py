@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore, ObjectDataType, ReplicateConfig, SoftPinAction, environment
 from mooncake.store.replicate import ConfigRefused, group_names, put_options

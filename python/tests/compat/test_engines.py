@@ -7,9 +7,10 @@ import asyncio
 import threading
 
 import pytest
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from compat.rig import MIB, Buffer, Cluster, pattern, set_up, until, until_idle
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from tidepool import _native
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +129,38 @@ def test_vllm_encoder_cache(make_store, key):
     assert [type(each) for each in results] == [int] * 3
     assert results == [5000, -704, -600]
     assert set(results[1:]) <= {-200, -703, -704, -705, -900, -901, -600, -702, -707}
+
+
+class Answering:
+    """A native client that answers every item with one number."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def get_into_addresses_many(self, keys, *rest, **more):
+        return [self._code] * len(keys)
+
+    get_range_into_addresses_many = put_from_many = get_into_addresses_many
+
+    def close(self):
+        pass
+
+
+#: What vLLM's encoder cache takes for "nothing is under way any more"; for any other number it gives up the worker.
+SAFE = {-200, -703, -704, -705, -900, -901}
+
+
+@pytest.mark.parametrize("code", sorted({mooncake for _, _, mooncake, _ in _native.ERROR_CODES if mooncake}))
+def test_every_error_of_a_call_with_addresses_is_one_that_vllm_knows(code):
+    store = MooncakeDistributedStore()
+    store._client, store._buffer_bytes = Answering(code), 1
+    memory = Buffer(100)
+    bugs_and_refusals = {-1, -102, -600, -601, -706, -708, -710, -711, -1012, -1400, -1503, -1701, -1702}
+    ranges = store.get_into_ranges([memory.addr], [["k"]], [[[0]]], [[[0]]], [[[1]]])
+    for result in (store.get_into("k", memory.addr, 10), ranges[0][0][0]):
+        assert result in SAFE | {-600, -702, -707, -1700} | bugs_and_refusals
+    assert store.put_from("k", memory.addr, 10) in SAFE | {-707, -801, -1700} | bugs_and_refusals
+    assert store.batch_put_from_multi_buffers(["k"], [[memory.addr]], [[10]])[0] < 0
 
 
 @pytest.mark.parametrize("spelling", [("master_server_address", "device_name"), ("master_server_addr", "rdma_devices")])

@@ -4,9 +4,9 @@ import threading
 import time
 
 import pytest
-from mooncake.store import MooncakeDistributedStore
 
 from compat.rig import Buffer, Cluster, pattern, set_up, until
+from mooncake.store import MooncakeDistributedStore
 
 KEYS = 64
 SIZE = 16 * 1024

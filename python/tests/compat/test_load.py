@@ -4,9 +4,9 @@ import os
 import threading
 
 import pytest
-from mooncake.store import MooncakeDistributedStore
 
 from compat.rig import MIB, Buffer, pattern
+from mooncake.store import MooncakeDistributedStore
 
 
 def available():

@@ -3,9 +3,9 @@
 import array
 
 import pytest
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 from compat.rig import LEASE_S, pattern, set_up, until
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 
 def removed_when_the_lease_ended(store, key):

@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 import mooncake
 import mooncake.store
-import pytest
 
 OURS = pathlib.Path(mooncake.store.__file__).resolve().parents[1]
 #: The original's modules that ours stand before, and one that only it has.

@@ -4,6 +4,7 @@ import re
 import struct
 
 import pytest
+
 from tidepool import _native
 
 #: Libraries of glibc itself, and of the compiler that every system has.

@@ -1,9 +1,9 @@
 """Parts of objects: ranged reads, and sessions that read or write layer by layer."""
 
 import pytest
-from mooncake.store import ReplicateConfig
 
 from compat.rig import Buffer, pattern
+from mooncake.store import ReplicateConfig
 
 
 def test_the_documented_example(store, buffer, key):

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from mooncake.store import ReplicateConfig, TaskStatus, TaskType
 
 from compat.rig import LEASE_S, MIB, Buffer, Cluster, pattern, until
+from mooncake.store import ReplicateConfig, TaskStatus, TaskType
 
 
 def on_two():

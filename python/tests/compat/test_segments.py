@@ -8,10 +8,10 @@ import sys
 import textwrap
 
 import pytest
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-from mooncake.store.connection import segment_name
 
 from compat.rig import MIB, Buffer, pattern, set_up, until
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store.connection import segment_name
 
 
 def names(store):

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from mooncake.store import ReplicateConfig
 
 from compat.rig import Buffer, pattern
+from mooncake.store import ReplicateConfig
 
 
 def test_insert_then_replace_by_any_size(store, key):

@@ -3,9 +3,9 @@
 import ctypes
 
 import pytest
-from mooncake.store import MooncakeHostMemAllocator, bind_to_numa_node
 
 from compat.rig import MIB, Buffer, pattern
+from mooncake.store import MooncakeHostMemAllocator, bind_to_numa_node
 
 
 def test_registering(store):
