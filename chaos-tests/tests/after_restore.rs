@@ -6,7 +6,9 @@ mod rig;
 use std::path::Path;
 use std::process::Output;
 
-use rig::saved::{OBJECT_BYTES, cluster_directory, expect_all, lose_masters, restore, restore_from, save, saved_pool, start_restoring};
+use rig::saved::{
+    OBJECT_BYTES, cluster_directory, expect_all, lose_masters, restore, restore_from, save, saved_pool, start_restoring,
+};
 use rig::{Pool, WITHIN, assert_space_adds_up, keys, put_all, wait_for};
 use tidepool_client::Client;
 
