@@ -188,9 +188,12 @@ impl Membership {
             Some(_) => self.store.follow(registered.cluster),
             None => self.store.join(registered.cluster),
         };
-        let remembered = joined.and_then(|()| self.store.remember(&registered.lineage));
-        if let Err(error) = remembered {
+        if let Err(error) = joined {
             return LifeEnd::Stop(StopReason::Fatal(Error::new(ErrorCode::WrongCluster, error.to_string())));
+        }
+        // It is needed only to follow another restore after a restart: no reason to stop.
+        if let Err(error) = self.store.remember(&registered.lineage) {
+            tracing::warn!(%error, "the clusters that this datanode was in are not on disk");
         }
         let inherited = legacy.as_ref().is_some_and(|legacy| legacy.is_continued_by(&registered));
         if let Some(legacy) = legacy.take() {

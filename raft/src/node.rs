@@ -505,7 +505,8 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         self.inner.parts.machine.snapshots.agreed()
     }
 
-    /// Snapshots the state and purges the log behind it, now. Answers the index that the snapshot covers.
+    /// Snapshots the state now, and purges the log behind the older of two agreed snapshots. Answers the index that the new one
+    /// covers.
     pub async fn compact(&self) -> Result<u64, CompactError> {
         self.inner.compactor.compact().await
     }

@@ -30,7 +30,10 @@ pub struct LastOne {
     term: u64,
     log_last: Option<LogId>,
     deleted: u64,
-    snapshot: Option<SnapshotFile>,
+    /// Intact ones that the log reaches, newest first.
+    snapshots: Vec<SnapshotFile>,
+    /// Whether a recovery was begun and cut short.
+    was_begun: bool,
     /// Facts for whoever has to decide.
     pub facts: Facts,
 }
@@ -103,8 +106,8 @@ impl LastOne {
             None => None,
         };
         let Stopped { disk, path, report, identity, snapshots } = Stopped::open(data_dir)?;
-        let newest = snapshots.current();
-        let snapshot = newest.as_ref().map(|file| file.meta().clone());
+        let was_begun = before.is_some();
+        let snapshot = snapshots.current().map(|file| file.meta().clone());
         let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
         if report.purged > covered {
             return Err(OpenError::corrupt(format!(
@@ -147,18 +150,37 @@ impl LastOne {
         let term = report.vote.map_or(0, |vote| vote.leader_id.term).max(term_of(&last)) + 1;
         let (log_last, deleted) = (report.last, report.deleted);
         let data_dir = data_dir.to_owned();
-        let snapshot = newest;
-        Ok(LastOne { data_dir, disk, identity, membership, last, term, log_last, deleted, snapshot, facts })
+        let snapshots = snapshots.reached_by(report.purged);
+        Ok(LastOne { data_dir, disk, identity, membership, last, term, log_last, deleted, snapshots, was_begun, facts })
     }
 
-    /// The newest snapshot: what the state machine wrote.
-    pub fn snapshot(&self) -> Option<&SnapshotFile> {
-        self.snapshot.as_ref()
+    /// Snapshots that a start may begin with, newest first: what the state machine wrote.
+    pub fn snapshots(&self) -> &[SnapshotFile] {
+        &self.snapshots
     }
 
-    /// Every payload of the log that the newest snapshot does not cover, in order.
-    pub fn payloads_since(&self, see: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
-        let first = match self.snapshot.as_ref().and_then(|file| file.meta().last_log_id) {
+    /// Whether a recovery was cut short after the log had gone on with `payload`: all that is left is to say so.
+    pub fn goes_on_with(&self, payload: &[u8]) -> io::Result<bool> {
+        let mut is_last = false;
+        if self.was_begun
+            && let Some(last) = self.log_last
+        {
+            self.disk.scan(last.index, &mut |_, frame| {
+                is_last =
+                    matches!(codec::decode::<Entry>(frame)?.payload, EntryPayload::Normal(last) if last.0 == payload);
+                Ok(())
+            })?;
+        }
+        Ok(is_last)
+    }
+
+    /// Every payload of the log that this snapshot does not cover, in order; without one, of the whole log.
+    pub fn payloads_since(
+        &self,
+        snapshot: Option<&SnapshotFile>,
+        see: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let first = match snapshot.and_then(|file| file.meta().last_log_id) {
             Some(covered) => covered.index + 1,
             None => self.deleted,
         };
@@ -171,6 +193,12 @@ impl LastOne {
     /// Makes it a quorum of one, whose log goes on with `payload`; answers its new identity. Cut short, it is carried out again by
     /// the same call.
     pub fn go_on_alone(self, payload: Bytes) -> Result<ClusterIdentity, OpenError> {
+        if self.goes_on_with(&payload).map_err(OpenError::storage)?
+            && let Some(cluster) = self.identity.record().cluster
+        {
+            Unfinished::end(&self.data_dir).map_err(OpenError::storage)?;
+            return Ok(cluster);
+        }
         let own = self.facts.node_id.0;
         let mut retired = retired_of(&self.membership);
         self.facts.others.iter().for_each(|other| retired.insert(other.node_id.0));

@@ -78,6 +78,14 @@ pub struct MemberStatus {
 }
 
 impl NodeStatus {
+    /// Whether a quorum confirmed this leader so lately. Who is the whole quorum is cut off from nobody, and hears from nobody
+    /// while it is idle.
+    pub fn quorum_answered_within(&self, limit: Duration) -> bool {
+        let mut voters = self.members.iter().filter(|m| m.voter).map(|m| m.member.node_id);
+        let is_alone = voters.next() == Some(self.node_id) && voters.next().is_none();
+        (is_alone && self.leadership.role == Role::Leader) || self.quorum_confirmed_ago.is_some_and(|ago| ago <= limit)
+    }
+
     /// Whether this member could lead without losing what was acknowledged, or why not. A standby says yes once it was level
     /// with a leader that it hears.
     pub fn promotable(&self) -> Result<(), String> {

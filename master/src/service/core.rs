@@ -174,16 +174,7 @@ impl Service {
     /// Whether a quorum confirmed this leader lately. One that is cut off keeps its role in Raft; it must not keep its
     /// datanodes on a log time and on commands that nobody else knows.
     pub fn is_confirmed(&self) -> bool {
-        let status = self.node.status();
-        let mut voters = status.members.iter().filter(|m| m.voter).map(|m| m.member.node_id);
-        // Who is the whole quorum is cut off from nobody, and hears from nobody while it is idle.
-        if status.leadership.role == Role::Leader
-            && voters.next() == Some(self.options.node_id)
-            && voters.next().is_none()
-        {
-            return true;
-        }
-        status.quorum_confirmed_ago.is_some_and(|ago| ago <= 2 * self.options.election.timeout_max())
+        self.node.status().quorum_answered_within(2 * self.options.election.timeout_max())
     }
 
     /// NOT_LEADER, naming the leader when it is known.

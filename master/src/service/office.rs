@@ -69,7 +69,7 @@ pub async fn follow(service: Arc<Service>) {
 async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, Error> {
     let clock = LogClock::starting_at(service.directory().log_time().max(LogTime(1)));
     let (node, metrics, halt) = (service.node().clone(), service.metrics().clone(), service.halt().clone());
-    let proposer = Proposer::start(node, term, clock, metrics, halt);
+    let proposer = Proposer::start(node, (term, clock, service.options().election.timeout_max()), metrics, halt);
     let config = service.directory().config().config;
     if config.secret == Secret::default() {
         // The first leader of all; before it draws the secret, so that one that is cut short here leaves it to the next.

@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tidepool_proto::ids::OPS_PER_ENTRY_MAX;
 use tidepool_proto::{Error, ErrorCode};
 use tidepool_raft::ProposeError;
 use tidepool_raft::rt;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::agreement::Halt;
 use super::leases::Marks;
@@ -21,6 +22,9 @@ use super::options::{ENTRIES_IN_FLIGHT_MAX, ENTRY_BYTES_MAX, QUEUED_OPS_MAX};
 use super::refusal;
 use super::tenure::LogClock;
 use crate::directory::{EntryBuilder, FEATURE_LEVEL_FIRST, Op, Outcome, encode_op};
+
+/// How often an entry that waits for its turn looks whether a quorum still answers.
+const QUORUM_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Handle to the proposer of one term.
 #[derive(Clone)]
@@ -44,10 +48,15 @@ struct Group {
 
 impl Proposer {
     /// Starts the proposer of `term`. It ends when every handle is gone.
-    pub fn start(node: MasterNode, term: u64, clock: LogClock, metrics: Arc<ServiceMetrics>, halt: Halt) -> Proposer {
+    pub fn start(
+        node: MasterNode,
+        (term, clock, lease): (u64, LogClock, Duration),
+        metrics: Arc<ServiceMetrics>,
+        halt: Halt,
+    ) -> Proposer {
         let (groups, receiver) = mpsc::unbounded_channel();
         let queued_ops = Arc::new(AtomicUsize::new(0));
-        let pump = Pump { node: node.clone(), term, clock, metrics, queued_ops: queued_ops.clone() };
+        let pump = Pump { node: node.clone(), term, clock, lease, metrics, queued_ops: queued_ops.clone() };
         rt::spawn(pump.run(receiver));
         Proposer { node, groups, queued_ops, halt }
     }
@@ -125,6 +134,8 @@ struct Pump {
     node: MasterNode,
     term: u64,
     clock: LogClock,
+    /// For how long a quorum's answer holds.
+    lease: Duration,
     metrics: Arc<ServiceMetrics>,
     queued_ops: Arc<AtomicUsize>,
 }
@@ -141,7 +152,14 @@ impl Pump {
                     None => return,
                 },
             };
-            let Ok(permit) = in_flight.clone().acquire_owned().await else { return };
+            let permit = match self.turn(&in_flight).await {
+                Turn::Taken(permit) => permit,
+                Turn::Refused => {
+                    self.refuse(first, &mut receiver);
+                    continue;
+                }
+                Turn::Over => return,
+            };
             let (mut count, mut bytes) = (first.ends.len(), first.ops.len());
             let mut groups = vec![first];
             while bytes < ENTRY_BYTES_MAX {
@@ -179,7 +197,38 @@ impl Pump {
     }
 }
 
+/// Whether the next entry may be proposed.
+enum Turn {
+    Taken(OwnedSemaphorePermit),
+    /// The entries before it wait for a quorum that does not answer: so would this one.
+    Refused,
+    Over,
+}
+
 impl Pump {
+    /// Waits until few entries are in flight. A leader that is cut off never sees the end of those that it sent last; what comes
+    /// after them is refused as soon as its lease has run out, and whoever asked may ask elsewhere.
+    async fn turn(&self, in_flight: &Arc<Semaphore>) -> Turn {
+        loop {
+            match rt::timeout(QUORUM_LOOK_INTERVAL, in_flight.clone().acquire_owned()).await {
+                Ok(permit) => return permit.map_or(Turn::Over, Turn::Taken),
+                Err(_) if self.node.status().quorum_answered_within(self.lease) => {}
+                Err(_) => return Turn::Refused,
+            }
+        }
+    }
+
+    /// Refuses a group, and all that wait behind it.
+    fn refuse(&self, first: Group, receiver: &mut mpsc::UnboundedReceiver<Group>) {
+        let mut groups = vec![first];
+        while let Ok(group) = receiver.try_recv() {
+            groups.push(group);
+        }
+        self.queued_ops.fetch_sub(groups.iter().map(|group| group.ends.len()).sum(), Ordering::Relaxed);
+        let why = "no quorum answers this leader; nothing was logged";
+        settle(Err((Error::new(ErrorCode::Unavailable, why), Fate::Refused)), groups);
+    }
+
     /// One entry of all groups' ops, stamped with log time, and with the feature level of the state or of a raise (M6): a
     /// member that does not know it refuses the entry before it acknowledges it.
     fn entry(&self, groups: &[Group]) -> Result<Bytes, Error> {

@@ -261,11 +261,14 @@ pub(super) fn check_envelope(service: &Service, request: &v1::ClientRequest) -> 
     if request.tenant.is_empty() {
         return Ok(TenantId::DEFAULT);
     }
-    service.directory().tenant(&request.tenant).ok_or_else(|| {
-        let name = request.tenant.chars().take(64).collect::<String>();
-        let remedy = "register it with `tidepool tenant set`";
-        Error::new(ErrorCode::TenantNotRegistered, format!("tenant '{name}' is not registered; {remedy}"))
-    })
+    if let Some(tenant) = service.directory().tenant(&request.tenant) {
+        return Ok(tenant);
+    }
+    // Only a leader knows that there is none: a standby may be behind.
+    service.tenure()?;
+    let name = request.tenant.chars().take(64).collect::<String>();
+    let remedy = "register it with `tidepool tenant set`";
+    Err(Error::new(ErrorCode::TenantNotRegistered, format!("tenant '{name}' is not registered; {remedy}")))
 }
 
 fn finish(

@@ -101,6 +101,12 @@ impl SnapshotStore {
         self.shared.kept.lock().last().cloned()
     }
 
+    /// Those from which a log that begins after `purged` goes on, newest first.
+    pub(crate) fn reached_by(&self, purged: Option<LogId>) -> Vec<SnapshotFile> {
+        let kept = self.shared.kept.lock();
+        kept.iter().rev().filter(|file| file.meta().last_log_id >= purged).cloned().collect()
+    }
+
     /// The newest snapshot that a majority vouched for.
     pub fn agreed(&self) -> Option<SnapshotFile> {
         self.shared.kept.lock().iter().rfind(|file| file.is_agreed()).cloned()

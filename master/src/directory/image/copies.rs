@@ -20,6 +20,9 @@ const SHARDS_AHEAD: usize = 4;
 /// Its thread holds the undo lists until all is copied, or this is dropped.
 #[derive(Debug)]
 pub(super) struct Copies {
+    shards: Arc<Shards>,
+    /// Grows when the state is replaced.
+    epoch: u64,
     /// Ends early when the state was replaced. None while it is dropped.
     records: Option<Receiver<Vec<Record>>>,
     /// Ends when the thread has given the undo lists back.
@@ -50,7 +53,7 @@ impl Copies {
         };
         // Where it cannot be started, what it would have owned is dropped with it.
         match Builder::new().name("tidepool-copies".to_owned()).spawn(copying) {
-            Ok(_detached) => Some(Copies { records: Some(records), thawed }),
+            Ok(_detached) => Some(Copies { shards: Arc::clone(shards), epoch, records: Some(records), thawed }),
             Err(error) => {
                 tracing::warn!(%error, "no thread to copy a snapshot beside apply: apply waits for it");
                 None
@@ -61,7 +64,10 @@ impl Copies {
     /// The records of the next shard.
     pub(super) fn next(&mut self) -> io::Result<Vec<Record>> {
         let records = self.records.as_ref().and_then(|records| records.recv().ok());
-        records.ok_or_else(|| Replaced.into())
+        records.ok_or_else(|| match self.shards.epoch() == self.epoch {
+            true => io::Error::other("the thread that copies the records ended before it had all"),
+            false => Replaced.into(),
+        })
     }
 }
 
