@@ -29,6 +29,8 @@ pub const CALL: Duration = Duration::from_millis(2_500);
 const TRANSFER: Duration = Duration::from_millis(800);
 /// Bytes of one chunk on the wire.
 const CHUNK: usize = 2_048;
+/// For how long after a term began some may follow the leader before.
+const FAILOVER: Duration = Duration::from_secs(3);
 /// Pause before a retry.
 const PAUSE: Duration = Duration::from_millis(15);
 
@@ -428,8 +430,13 @@ impl Client {
                     self.history.wrong(format!("a datanode answered {error}"));
                     continue;
                 }
-                // What a lease allows is refused: log time runs away from the time of those that hold it (T1, W2).
-                Err(Some(error)) if is_leased && error.code() == ErrorCode::CapabilityRefused => {
+                // What a lease allows is refused: log time runs away from the time of those that hold it (T1, W2). A datanode that
+                // still follows the leader of before a failover may know a later log time than the new one.
+                Err(Some(error))
+                    if is_leased
+                        && error.code() == ErrorCode::CapabilityRefused
+                        && self.history.term_age() > FAILOVER =>
+                {
                     self.history.wrong(format!("client {} holds a lease and is refused: {error}", self.machine.id));
                     continue;
                 }

@@ -88,7 +88,7 @@ impl Nemesis {
             Fault::KillMaster => {
                 let pending = self.quorum.cluster().disk(master).map_or(0, |disk| disk.pending() as u64);
                 let (kept, torn) = (self.random.range(0, pending) as usize, self.random.chance(30));
-                self.quorum.kill(master, kept, torn).await;
+                self.quorum.kill(master, kept, torn);
             }
             Fault::PauseMaster => {
                 if let Some(running) = self.quorum.get(master) {
@@ -194,7 +194,7 @@ impl Nemesis {
         for id in 1..=MASTERS {
             let stopped = self.quorum.get(id).is_some_and(|running| running.node.status().fatal.is_some());
             if stopped {
-                self.quorum.kill(id, usize::MAX, false).await;
+                self.quorum.kill(id, usize::MAX, false);
             }
             if self.quorum.get(id).is_none() && self.random.chance(60) {
                 self.quorum.start(id).await?;
@@ -220,7 +220,7 @@ impl Nemesis {
             if let Some(running) = self.quorum.get(id) {
                 running.machine.pause(false);
                 if running.node.status().fatal.is_some() {
-                    self.quorum.kill(id, usize::MAX, false).await;
+                    self.quorum.kill(id, usize::MAX, false);
                 }
             }
             if let Some(disk) = self.quorum.cluster().disk(id) {
@@ -242,7 +242,7 @@ impl Nemesis {
             let fatal = self.quorum.get(id).and_then(|running| running.node.status().fatal);
             if let Some(why) = fatal {
                 self.net.trace.say(&format!("master {id} is started again: {why}"));
-                self.quorum.kill(id, usize::MAX, false).await;
+                self.quorum.kill(id, usize::MAX, false);
                 self.quorum.start(id).await?;
             }
         }

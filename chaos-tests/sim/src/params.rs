@@ -5,6 +5,9 @@ use std::time::Duration;
 use tidepool_raft::ElectionProfile;
 use tidepool_raft::sim::SplitMix;
 
+/// Fewer kinds than this, and one of them is all that happens.
+const KINDS_MIN: usize = 4;
+
 /// The swarm's parameters.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -102,7 +105,10 @@ impl Params {
     pub fn of(seed: u64) -> Params {
         let mut random = SplitMix::new(seed ^ 0x7069_7065);
         let share = random.range(20, 70);
-        let faults = Fault::ALL.iter().copied().filter(|_| random.chance(share)).collect();
+        let mut faults: Vec<Fault> = Fault::ALL.iter().copied().filter(|_| random.chance(share)).collect();
+        if faults.len() < KINDS_MIN {
+            faults = Fault::ALL.to_vec();
+        }
         let tight = random.chance(40);
         Params {
             seed,
@@ -115,7 +121,7 @@ impl Params {
             snapshot_entries: random.range(40, 400),
             keep_entries: random.range(0, 60),
             faults_for: Duration::from_millis(random.range(2_500, 5_000)),
-            fault_pause_ms: random.range(60, 600),
+            fault_pause_ms: random.range(200, 900),
             sync_us: random.range(50, 3_000),
             skew_ppm: if random.chance(50) { random.range(0, 20_000) as i64 } else { 0 },
             late: (random.range(0, 30), random.range(20, 1_500)),

@@ -148,11 +148,10 @@ impl Quorum {
     }
 
     /// Power cut: of what was not synced the first `kept` writes survive, and with `torn` half of the next.
-    pub async fn kill(&self, id: u64, kept: usize, torn: bool) {
+    pub fn kill(&self, id: u64, kept: usize, torn: bool) {
         let Some(running) = self.running.lock().remove(&id) else { return };
-        running.machine.pause(false);
         self.net.hang_up(&address(id).to_string());
-        self.cluster.kill(id, kept, torn).await;
+        self.cluster.cut_power(id, kept, torn);
         running.machine.die();
     }
 }

@@ -139,6 +139,16 @@ impl<M: StateMachine> SimCluster<M> {
         }
     }
 
+    /// Power cut, as [`SimCluster::kill`], of a machine whose tasks end by themselves: nothing is waited for.
+    pub fn cut_power(&self, id: u64, kept: usize, torn: bool) {
+        drop(self.shared.nodes.lock().remove(&id));
+        self.shared.world.hang_up(id);
+        if let Some(disk) = self.disk(id) {
+            let rebooted = disk.crash(kept, torn);
+            self.shared.disks.lock().insert(id, rebooted);
+        }
+    }
+
     /// Stops a member and gives its machine other data, or none; answers what it held.
     pub async fn exchange(&self, id: u64, data: Option<Data>) -> std::io::Result<Data> {
         self.kill(id, usize::MAX, false).await;
