@@ -8,7 +8,11 @@ use std::net::SocketAddr;
 use rig::s3::{S3Server, binary_that_trusts, binary_with_credentials, url};
 use rig::saved::{OBJECT_BYTES, expect_all, expect_misses, lose_masters, save};
 use rig::{Pool, WITHIN, assert_space_adds_up, goes_on, keys, load, not_one_failed, pool, put_all, wait_for};
+use tidepool_chaos_tests::content::value_of;
 use tidepool_chaos_tests::{admin, ports};
+
+/// Bytes of noise in a long key; a key shows them as digits.
+const KEY_NOISE: usize = 450;
 
 /// A pool that publishes to this place.
 async fn publishing_pool(place: &str, more: &[&str]) -> Pool {
@@ -51,6 +55,40 @@ async fn what_was_published_to_an_s3_server_is_restored_from_it() {
     let refused = admin::take_snapshot(pool.cluster.masters[leader].rpc).await.expect_err("nobody is there");
     println!("{refused:#}");
     expect_all(&pool.client, &saved, OBJECT_BYTES).await;
+}
+
+/// A snapshot that is sent in several pieces of 8 MiB: it is published, whole to whoever reads it through, and restored.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_of_several_pieces_goes_to_an_s3_server_and_comes_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(server) = S3Server::start(directory.path()).await else { return };
+    let mut pool = pool(|options| {
+        let directory = options.work_dir.parent().expect("below the test's directory");
+        options.binary = binary_with_credentials(directory);
+        (options.masters, options.datanodes) = (1, 1);
+        let own = ["--snapshot-url", &server.url(), "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
+        options.master_arguments = own.iter().map(|word| word.to_string()).collect();
+    })
+    .await;
+    // Long keys that nothing compresses.
+    let long = |name: String| {
+        let noise: String = value_of(&name, 0, KEY_NOISE).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{name}/{noise}")
+    };
+    let objects: Vec<String> = keys("piece", 40_000).into_iter().map(long).collect();
+    put_all(&pool.client, &objects, 16, 1).await;
+    save(&mut pool.cluster).await;
+    let status = admin::status(pool.cluster.masters[0].rpc).await.unwrap();
+    let published = status.snapshot.unwrap().bytes;
+    println!("{published} bytes were published");
+    assert!(published > 16 << 20, "{published} bytes are no three pieces");
+    lose_masters(&mut pool.cluster);
+    pool.cluster.masters[0].set_argument("--restore-from", &server.url());
+    pool.cluster.masters[0].start().unwrap();
+    pool.cluster.wait_serving(WITHIN).await.unwrap();
+    assert_eq!(pool.cluster.leader_status(WITHIN).await.unwrap().objects, objects.len() as u64);
+    let some: Vec<String> = objects.iter().step_by(2_000).cloned().collect();
+    expect_all(&pool.client, &some, 16).await;
 }
 
 /// A restore from a store that is not there, or does not answer, makes nothing and says so; with the store it is done.

@@ -355,6 +355,7 @@ mod tests {
         Answer { digest, doubted: true }
     }
 
+    /// Tried without the verdict that is disputed: fails.
     #[test]
     fn the_majority_judges() {
         for (voters, own, others, verdict) in [
@@ -408,6 +409,7 @@ mod tests {
         assert_eq!(next(&mut docket, &[(50, 5)]), Some((50, 5)), "a snapshot was taken in");
     }
 
+    /// Tried with a halt that refuses nothing: fails.
     #[test]
     fn a_halt_refuses_all_but_what_may_end_it() {
         let halt = Halt::default();

@@ -217,6 +217,7 @@ async fn stops(cluster: &Cluster, id: u64, why: &str) -> Result<(), String> {
     if said.contains(why) { Ok(()) } else { Err(format!("node {id} says '{said}', not '{why}'")) }
 }
 
+/// Tried without comparing the hash of what is left out: fails.
 #[test]
 fn an_op_that_stops_everybody_is_left_out_by_a_majority() {
     for seed in seeds(10) {

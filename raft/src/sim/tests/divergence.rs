@@ -151,6 +151,7 @@ fn check_snapshots(cluster: &Cluster, dir: &std::path::Path) -> Result<(), Strin
 
 /// Tried with a snapshot of the very index that is vouched for taken as agreed: fails, the mistake was made after that index was
 /// looked at and before the snapshot.
+/// Tried with doubtful snapshots left where they are: fails.
 #[test]
 fn a_bit_flip_heals_and_spreads_to_nobody() {
     for victim in [Victim::Follower, Victim::Leader] {

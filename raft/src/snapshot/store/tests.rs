@@ -106,6 +106,7 @@ fn wanted(file: &SnapshotFile) -> Wanted {
     Wanted { meta: file.meta().clone(), length: file.length(), checksum: file.checksum() }
 }
 
+/// Tried without the chunks' checksums: fails.
 #[test]
 fn only_a_complete_and_announced_snapshot_is_taken_in() {
     let (_from, sent, whole) = sent();
@@ -181,6 +182,7 @@ fn what_arrived_is_found_by_the_next_stream_and_after_a_restart() {
     last.finish(stream).unwrap();
 }
 
+/// Tried without comparing the bytes with what was written down: fails.
 #[test]
 fn damage_to_what_arrived_is_noticed_before_the_rest_is_sent() {
     let (_from, sent, whole) = sent();
@@ -250,6 +252,7 @@ fn a_snapshot_is_agreed_once_a_majority_vouched_for_it_and_stays_so() {
     assert_eq!(agreed(&voted(dir.path())), Some(40), "a dropped one vouches for no other of its name");
 }
 
+/// Tried with held snapshots sent whose log is gone: fails.
 #[test]
 fn what_is_being_sent_stays_and_is_sent_to_the_end() {
     let dir = tempfile::tempdir().unwrap();
