@@ -98,7 +98,7 @@ def describe(tensor: Any, parallelism: Optional[TensorParallelism] = None) -> tu
 
 
 def copy_from(address: int, total: int) -> tuple[Header, Any]:
-    """(header, a tensor of its own) of a stored tensor at an address that a caller named. NotATensor, also when there is no memory."""
+    """(header, a tensor of its own) of a stored tensor at an address that a caller named. NotATensor, also without memory there."""
     header = header_at(address, total)
     torch = torch_module()
     packed = torch.empty(header.length, dtype=torch.uint8)
