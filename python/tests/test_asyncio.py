@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 
 import pytest
@@ -56,24 +58,41 @@ def test_many_at_once_take_no_thread_each(pool, key):
     asyncio.run(run())
 
 
-def test_a_cancelled_call_gives_its_memory_back(pool, key):
+@pytest.fixture
+def stopped_pool():
+    """A pool that was connected to, and then stopped: calls stay under way until their deadline of a minute."""
+    with tidepool.dev("64MiB") as pool:
+        with pool.store():
+            yield pool
+        os.kill(pool.pid, signal.SIGCONT)
+
+
+def test_a_cancelled_call_gives_its_memory_back(stopped_pool, key):
+    """Tried without aborting the call: fails."""
+
     async def run():
-        store = await tidepool.AsyncStore.connect(pool.masters)
-        value = bytearray(8 << 20)
-        task = asyncio.create_task(store.put(key, value))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        for _ in range(500):
-            try:
-                value.append(1)
-                break
-            except BufferError:
-                await asyncio.sleep(0.01)
-        else:
-            pytest.fail("the buffer is held by a call that was cancelled")
-        assert await store.exist("never-put") is False, "the store goes on"
+        store = await tidepool.AsyncStore.connect(stopped_pool.masters)
+        os.kill(stopped_pool.pid, signal.SIGSTOP)
+        value, target = bytearray(1 << 20), bytearray(1 << 20)
+        calls = [store.put(key, value, deadline=60.0), store.get_into(key, target, deadline=60.0)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        done, _ = await asyncio.wait(tasks, timeout=0.1)
+        assert not done
+        for task in tasks:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        for buffer in (value, target):
+            for _ in range(500):
+                try:
+                    buffer.append(1)
+                    break
+                except BufferError:
+                    await asyncio.sleep(0.01)
+            else:
+                pytest.fail("the buffer is held by a call that was cancelled")
+        os.kill(stopped_pool.pid, signal.SIGCONT)
+        assert await store.exist("never-put", deadline=30.0) is False, "the store goes on"
         store.close()
 
     asyncio.run(run())
@@ -87,14 +106,18 @@ def test_a_deadline_ends_an_awaited_call(pool):
     asyncio.run(run())
 
 
-def test_closing_ends_what_is_under_way(pool, key):
+def test_closing_ends_what_is_under_way(stopped_pool, key):
+    """Tried without watching for the close: fails, at the deadline of the calls."""
+
     async def run():
-        store = await tidepool.AsyncStore.connect(pool.masters)
-        calls = [asyncio.create_task(store.put(f"{key}-{i}", bytes(4 << 20))) for i in range(8)]
-        await asyncio.sleep(0)
+        store = await tidepool.AsyncStore.connect(stopped_pool.masters)
+        os.kill(stopped_pool.pid, signal.SIGSTOP)
+        calls = [asyncio.create_task(store.put(f"{key}-{i}", bytes(1000), deadline=60.0)) for i in range(8)]
+        done, _ = await asyncio.wait(calls, timeout=0.1)
+        assert not done
         store.close()
         for result in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(result, (tidepool.PutResult, errors.Unavailable)), result
+            assert isinstance(result, errors.Unavailable) and "closed" in result.message, result
 
     asyncio.run(run())
 

@@ -66,7 +66,7 @@ def test_buffers_that_cannot_be_used(store, key):
 
 
 def test_items_that_name_the_same_memory_are_filled_one_after_another(store, keys):
-    """Engines name one scratch page for several keys."""
+    """Engines name one scratch page for several keys. Tried with all in one wave: fails, with CHECKSUM_MISMATCH."""
     size = 300_000
     values = [bytes([65 + i]) * size for i in range(6)]
     store.put_many(keys[:6], values)
@@ -135,7 +135,7 @@ def test_addresses_need_registration(store, keys):
 
 
 def test_memory_that_is_gone_is_refused(store, key):
-    """Tried without the msync check: the process dies of SIGSEGV."""
+    """Tried without looking whether it is mapped: fails (a get then blames the datanode, which becomes suspect)."""
     native = store.native
     mapping = mmap.mmap(-1, 1 << 20)
     at = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
@@ -151,6 +151,7 @@ def test_memory_that_is_gone_is_refused(store, key):
 
 
 def test_what_is_no_memory_cannot_be_registered():
+    """Tried without looking at the rights: fails, for the range that nobody may read."""
     for at, size in ((0, 10), (4096, 4096), ((1 << 47) - 4096, 4096), (1 << 63, 1 << 63)):
         with pytest.raises(ValueError):
             tidepool.register(at, size)

@@ -27,6 +27,7 @@ def run(script: str, masters: str, *, expect: int = 0) -> str:
 
 
 def test_a_fork_gets_an_error_and_may_connect_again(pool, key):
+    """Tried without the check of the process: the child hangs."""
     out = run(
         f"""
         import gc, os, sys, tidepool
@@ -87,7 +88,7 @@ def test_a_fork_while_threads_are_busy(pool, key):
 
 
 def test_interrupts_end_a_call_within_a_second(tmp_path):
-    """Against masters that accept and say nothing."""
+    """Against masters that accept and say nothing. Tried without the check for signals: fails."""
     script = """
         import socket, sys, time, tidepool
         silent = socket.socket(); silent.bind(("127.0.0.1", 0)); silent.listen()
@@ -128,6 +129,7 @@ def test_the_interpreter_ends_with_everything_open(pool, key):
 
 
 def test_what_is_lent_is_taken_back_when_the_interpreter_ends(pool):
+    """Tried without leaving at the exit: fails."""
     run(
         """
         import sys, tidepool
