@@ -7,13 +7,15 @@ import sys
 import threading
 
 from mooncake.cli.flags import FlagError, is_true, parse
+from mooncake.cli.master_flags import own_address
 from mooncake.store import MooncakeDistributedStore
+from mooncake.store.connection import split_address
 from mooncake.store.local_clients import Answering
 from mooncake.store.sizes import parse_size
 
 DEFAULT_PORT = 50052
 _DEFAULTS = {
-    "host": "127.0.0.1",
+    "host": "",
     "port": str(DEFAULT_PORT),
     "metadata_server": "P2PHANDSHAKE",
     "master_server_address": "127.0.0.1:50051",
@@ -31,13 +33,17 @@ _BOOLEANS = frozenset({"enable_offload", "enable_http_server", "start_offload_rp
 _NAMES = frozenset(_DEFAULTS) | _WITHOUT_EFFECT | {"help"}
 
 
+def _are_here(masters: str) -> bool:
+    """Whether all masters are on the loopback address, where nobody else reads from."""
+    hosts = [split_address(part.strip())[0] for part in masters.split(",")]
+    return all(host == "localhost" or host == "::1" or host.startswith("127.") for host in hosts)
+
+
 def _settings(told: dict[str, str]) -> dict:
     values = {**_DEFAULTS, **told}
     host = values["host"]
-    if host in ("0.0.0.0", "::"):
-        from mooncake.cli.master_flags import own_address
-
-        host = own_address()
+    if host in ("", "0.0.0.0", "::"):
+        host = "127.0.0.1" if not host and _are_here(values["master_server_address"]) else own_address()
     try:
         return {
             "local_hostname": f"{host}:{int(values['port'])}",

@@ -4,6 +4,7 @@ import atexit
 import logging
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
 from mooncake.store import codes, local_clients
@@ -51,6 +52,7 @@ class Lifecycle:
         self._buffer_bytes = 0
         self._deadline = DEADLINE_S
         self._registered: dict[int, int] = {}
+        self._announced: set[int] = set()  # those of them that the native module knows from here
         self._sessions = Sessions(0)
         self._pool: Optional[MemoryPool] = None
         self._lifecycle = threading.RLock()
@@ -125,7 +127,7 @@ class Lifecycle:
             self._pool = None
             for address in list(self._registered):
                 self._registered.pop(address, None)
-                _native.unregister(address)
+                self._withdraw(address)
             if connection is not None:
                 connection.close()
             return codes.OK
@@ -161,13 +163,17 @@ class Lifecycle:
         if self._client is None:
             return codes.INVALID_PARAMS
         with self._lifecycle:
-            if buffer_ptr in self._registered:
+            if _overlap(buffer_ptr, size, self._registered.items()):
+                log.warning("register_buffer: %d bytes at %#x overlap what this store was told of before", size, buffer_ptr)
                 return codes.INVALID_PARAMS
             try:
                 _native.register(buffer_ptr, size)
+                self._announced.add(buffer_ptr)
             except (ValueError, OverflowError) as error:
-                log.warning("register_buffer: %s", error)
-                return codes.INVALID_PARAMS
+                # Another store of this process may have announced the memory in other pieces; calls do not depend on it.
+                if size <= 0 or not _overlap(buffer_ptr, size, _native.registered()):
+                    log.warning("register_buffer: %s", error)
+                    return codes.INVALID_PARAMS
             self._registered[buffer_ptr] = size
             return codes.OK
 
@@ -176,8 +182,17 @@ class Lifecycle:
         with self._lifecycle:
             if self._registered.pop(buffer_ptr, None) is None:
                 return codes.INVALID_PARAMS
-            _native.unregister(buffer_ptr)
+            self._withdraw(buffer_ptr)
             return codes.OK
+
+    def _withdraw(self, buffer_ptr: int) -> None:
+        if buffer_ptr in self._announced:
+            self._announced.remove(buffer_ptr)
+            _native.unregister(buffer_ptr)
+
+
+def _overlap(address: int, size: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(start < address + size and address < start + length for start, length in ranges)
 
 
 def _bound(args: tuple, kwargs: dict) -> dict[str, Any]:

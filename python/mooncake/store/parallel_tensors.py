@@ -8,7 +8,7 @@ from typing import Any, Optional
 from mooncake.store import codes
 from mooncake.store.parallelism import MODES, ParallelAxis, ReadTarget, TensorParallelism, partition_of, shard_key
 from mooncake.store.replicate import ReplicateConfig
-from mooncake.store.tensor_format import HEADER_BYTES, Header, NotATensor, describe, tensor_at, torch_module
+from mooncake.store.tensor_format import HEADER_BYTES, Header, NotATensor, copy_from, describe, tensor_at, torch_module
 from mooncake.store.tensors import Tensors, Write
 from tidepool import _native
 
@@ -17,6 +17,8 @@ log = logging.getLogger("mooncake.store")
 
 def _shard_write(key: str, tensor: Any, parallelism: Optional[TensorParallelism], partition: object) -> list[Write]:
     """The write that stores a tensor as that shard. With several axes, or a partition, the whole tensor is given and cut here."""
+    if parallelism is not None and not isinstance(parallelism, TensorParallelism):
+        raise TypeError(f"parallelism takes a TensorParallelism, not {parallelism!r}")
     if parallelism is not None and partition is not None:
         raise NotATensor("parallelism and writer_partition are both given; give one")
     whole = partition is not None or (parallelism is not None and len(parallelism.axes) > 1)
@@ -41,14 +43,14 @@ def _cut(tensor: Any, axis: ParallelAxis) -> Any:
 class ParallelTensors(Tensors):
     """The `*_with_parallelism` calls."""
 
-    def _parallel(self, keys, tensors, parallelisms, config, partitions, upsert: bool) -> list[int]:
+    def _parallel(self, keys, tensors, parallelisms, config, partitions, upsert: bool, load=lambda tensor: tensor) -> list[int]:
         count = len(keys)
         parallelisms = [None] * count if parallelisms is None else parallelisms
         partitions = [None] * count if partitions is None else partitions
         if not len(tensors) == len(parallelisms) == len(partitions) == count:
             return [codes.INVALID_PARAMS] * count
         plans = [
-            self._plan(lambda each=each: _shard_write(each[0], each[1]() if callable(each[1]) else each[1], *each[2:]))
+            self._plan(lambda each=each: _shard_write(each[0], load(each[1]), *each[2:]))
             for each in zip(keys, tensors, parallelisms, partitions)
         ]
         return self._store(plans, config, upsert)
@@ -56,8 +58,8 @@ class ParallelTensors(Tensors):
     def _parallel_from(self, keys, buffer_ptrs, sizes, parallelisms, config, partitions, upsert: bool) -> list[int]:
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [codes.INVALID_PARAMS] * len(keys)
-        at = [lambda place=place: tensor_at(*place)[1] for place in zip(buffer_ptrs, sizes)]
-        return self._parallel(keys, at, parallelisms, config, partitions, upsert)
+        at = list(zip(buffer_ptrs, sizes))
+        return self._parallel(keys, at, parallelisms, config, partitions, upsert, lambda place: copy_from(*place)[1])
 
     def put_tensor_with_parallelism(
         self,
@@ -195,6 +197,8 @@ class ParallelTensors(Tensors):
         return tensor_at(address, total)[1]
 
     def _wanted(self, key: str, target: Optional[ReadTarget]) -> Optional[tuple[Header, Any]]:
+        if target is not None and not isinstance(target, ReadTarget):
+            raise TypeError(f"target takes a ReadTarget, not {target!r}")
         mode = "as_stored" if target is None else target.mode
         parallelism = None if target is None else target.parallelism
         if mode not in MODES or (mode == "shard" and parallelism is None):

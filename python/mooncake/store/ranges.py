@@ -23,6 +23,9 @@ class Ranges(ZeroCopy):
 
         Bytes read, or negative, in the same nesting. A range that leaves its object, or its registered buffer, is -600.
         """
+        for given in (buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes):
+            if isinstance(given, dict):
+                raise TypeError("get_into_ranges takes lists, not a dict")
         results: list[list[list[int]]] = []
         plan: list[tuple[list[int], int]] = []  # where in the results each read's answer goes
         keys, offsets, addresses, sizes = [], [], [], []

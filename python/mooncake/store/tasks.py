@@ -67,6 +67,8 @@ class Tasks(LayerWise):
         client = self._client
         if client is None:
             return None, codes.INVALID_PARAMS
+        if not isinstance(task_id, (tuple, list)) or len(task_id) != 2 or not all(isinstance(part, int) for part in task_id):
+            raise TypeError(f"task_id takes a pair of numbers, not {task_id!r}")
         high, low = task_id
         if high == 1 and low in self._nothing_to_do:
             return task_of(self._nothing_to_do[low], task_id), codes.OK

@@ -4,6 +4,7 @@ The header is as long as Mooncake's, so buffers that are sized for one fit the o
 """
 
 import ctypes
+import math
 import struct
 from typing import Any, Optional
 
@@ -70,7 +71,8 @@ class Header:
         magic, version, dimensions, dtype, axes, length, *shape = _HEAD.unpack_from(raw)
         if magic != _MAGIC or version != _VERSION:
             raise NotATensor("not a stored tensor, or one of another version")
-        if dimensions > DIMENSIONS_MAX or dtype >= len(TYPES) or axes > AXES_MAX or length != total - HEADER_BYTES:
+        known = dimensions <= DIMENSIONS_MAX and dtype < len(TYPES) and axes <= AXES_MAX and min(shape) >= 0
+        if not known or length != total - HEADER_BYTES:
             raise NotATensor("the header of the tensor does not fit its bytes")
         found = []
         for n in range(axes):
@@ -95,8 +97,34 @@ def describe(tensor: Any, parallelism: Optional[TensorParallelism] = None) -> tu
     return Header(dtype, tuple(tensor.shape), length, parallelism), tensor
 
 
+def copy_from(address: int, total: int) -> tuple[Header, Any]:
+    """(header, a tensor of its own) of a stored tensor at an address that a caller named. NotATensor, also without memory there."""
+    header = header_at(address, total)
+    torch = torch_module()
+    packed = torch.empty(header.length, dtype=torch.uint8)
+    if header.length:
+        _copy(packed.data_ptr(), address + HEADER_BYTES, header.length)
+    return header, _view(header, packed)
+
+
+def header_at(address: int, total: int) -> Header:
+    """The header of a stored tensor at an address that a caller named. NotATensor, also when there is no memory."""
+    if total < HEADER_BYTES:
+        raise NotATensor(f"{total} bytes; a stored tensor has at least {HEADER_BYTES}")
+    packed = ctypes.create_string_buffer(HEADER_BYTES)
+    _copy(ctypes.addressof(packed), address, HEADER_BYTES)
+    return Header.unpack(packed.raw, total)
+
+
+def _copy(target: int, source: int, size: int) -> None:
+    try:
+        _native.copy_memory([target], [source], [size], unchecked=True)
+    except (ValueError, OverflowError) as error:
+        raise NotATensor(f"{size} bytes at {source:#x}: {error}") from error
+
+
 def tensor_at(address: int, total: int) -> tuple[Header, Any]:
-    """(header, a tensor over the elements) of a stored tensor at an address. The caller keeps the memory. NotATensor."""
+    """(header, a tensor over the elements) of a stored tensor that was just read to an address, whose memory the caller keeps."""
     header = Header.unpack(ctypes.string_at(address, min(total, HEADER_BYTES)), total)
     return header, _view(header, (ctypes.c_ubyte * header.length).from_address(address + HEADER_BYTES))
 
@@ -105,9 +133,10 @@ def tensor_of(value: Any) -> tuple[Header, Any]:
     """(header, a tensor of its own) of a stored tensor, from what a get handed out. NotATensor."""
     torch = torch_module()
     header = Header.unpack(bytes(memoryview(value)[:HEADER_BYTES]), len(value))
-    tensor = _view(header, None) if not header.length else torch.empty(header.shape, dtype=getattr(torch, header.dtype))
-    if header.length != tensor.numel() * tensor.element_size():
+    element = torch.empty((), dtype=getattr(torch, header.dtype)).element_size()
+    if header.length != math.prod(header.shape) * element:
         raise NotATensor("the shape of the tensor does not fit its bytes")
+    tensor = torch.empty(header.shape, dtype=getattr(torch, header.dtype))
     if header.length:
         _native.copy_memory([tensor.data_ptr()], [value.address + HEADER_BYTES], [header.length], unchecked=True)
     return header, tensor
@@ -119,7 +148,8 @@ def _view(header: Header, memory: Optional[object]) -> Any:
     if not header.length:
         return torch.empty(header.shape, dtype=dtype)
     try:
-        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).reshape(header.shape)
+        flat = memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8)
+        return flat.view(dtype).reshape(header.shape)
     except RuntimeError as error:
         raise NotATensor(f"the shape of the tensor does not fit its bytes: {error}") from error
 

@@ -11,7 +11,17 @@ from mooncake.store.buffers import BufferHandle
 from mooncake.store.parallelism import ParallelAxis, TensorParallelism
 from mooncake.store.replicate import ReplicateConfig
 from mooncake.store.segments import Segments
-from mooncake.store.tensor_format import HEADER_BYTES, Header, NotATensor, describe, tensor_at, tensor_of, torch_module
+from mooncake.store.tensor_format import (
+    HEADER_BYTES,
+    Header,
+    NotATensor,
+    copy_from,
+    describe,
+    header_at,
+    tensor_at,
+    tensor_of,
+    torch_module,
+)
 
 log = logging.getLogger("mooncake.store")
 
@@ -160,12 +170,10 @@ class Tensors(Segments):
         return results
 
     def _is_tensor(self, address: int, size: int) -> bool:
-        if not address or size < HEADER_BYTES:
-            return False
         try:
-            Header.unpack(ctypes.string_at(address, HEADER_BYTES), size)
+            header_at(address, size)
         except NotATensor as error:
-            log.warning("tensor at %#x: %s", address, error)
+            log.warning("tensor: %s", error)
             return False
         return True
 
@@ -199,7 +207,7 @@ class Tensors(Segments):
         if not len(base_keys) == len(buffer_ptrs) == len(sizes):
             return [codes.INVALID_PARAMS] * len(base_keys)
         plans = self._plans(
-            base_keys, list(zip(buffer_ptrs, sizes)), lambda key, at: chunks(key, tensor_at(*at)[1], tp_size, split_dim)
+            base_keys, list(zip(buffer_ptrs, sizes)), lambda key, at: chunks(key, copy_from(*at)[1], tp_size, split_dim)
         )
         return self._store(plans, None, False)
 
@@ -288,8 +296,8 @@ class Tensors(Segments):
         """
         from safetensors.torch import load_file
 
-        if file_name is None:
-            raise TypeError("load_tensor_from_safetensor() lacks 'file_name'")
+        if not isinstance(file_name, (str, os.PathLike)):
+            raise TypeError(f"load_tensor_from_safetensor() takes a path for 'file_name', not {file_name!r}")
         if not os.path.exists(file_name):
             log.error("load_tensor_from_safetensor: there is no file '%s'", file_name)
             return None

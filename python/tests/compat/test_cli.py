@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 
 from compat.rig import MIB, binary, free_port, pattern, until
+from mooncake import cli_client
 from mooncake.cli import flags, master_flags, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -186,6 +187,14 @@ def test_master_client_and_dummy_client(tmp_path, key):
             assert ended(lender) == 0
         assert ended(master) == 0
     assert not listening(port) and not listening(client_port)
+
+
+@pytest.mark.parametrize(
+    ("masters", "here"), [("127.0.0.1:1", True), ("localhost:1,127.0.0.2", True), ("10.1.2.3:1", False), ("localhost,h2:1", False)]
+)
+def test_where_a_client_listens(masters, here):
+    hostname = cli_client._settings({"master_server_address": masters})["local_hostname"]
+    assert hostname == ("127.0.0.1:50052" if here else f"{master_flags.own_address()}:50052")
 
 
 def test_a_dummy_client_without_a_client(monkeypatch):

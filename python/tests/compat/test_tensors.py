@@ -77,6 +77,17 @@ def test_what_is_no_tensor(store, key):
         _serialize_tensor(b"x")
 
 
+@pytest.mark.parametrize(("place", "byte"), [(0, 0), (8, 9), (10, 9), (12, 99), (16, 9), (20, 1), (31, 0x80), (28, 0xFF), (29, 1)])
+def test_headers_that_were_damaged(store, key, place, byte):
+    memory, size = serialized(made(4, 4))
+    memory[place : place + 1] = bytes([byte])
+    store.put_from(key, memory.addr, size)
+    assert store.get_tensor(key) is None
+    into = Buffer(size)
+    assert store.get_tensor_into(key, into.addr, size) is None
+    assert store.put_tensor_with_tp_from(f"{key}-tp", memory.addr, size, 0, 2, 0) == -600
+
+
 def test_a_found_tensor_is_its_own(store, key):
     store.put_tensor(key, made(10))
     store.get_tensor(key).fill_(0)

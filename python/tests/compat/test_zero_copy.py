@@ -18,6 +18,20 @@ def test_registering(store):
     assert store.register_buffer(memory.addr, 0) == -600
 
 
+def test_pieces_of_the_same_memory(store, make_store):
+    other, memory = make_store(segment=0), Buffer(10_000)
+    assert store.register_buffer(memory.addr, 1000) == 0
+    assert store.register_buffer(memory.addr + 500, 1000) == -600
+    assert store.register_buffer(memory.addr + 1000, 1000) == 0
+    assert store.register_buffer(memory.addr, 500) == -600
+    # Another store of the process has its own pieces.
+    assert other.register_buffer(memory.addr + 500, 5000) == 0
+    assert other.register_buffer(memory.addr + 9000, 1000) == 0
+    for each, at in ((store, 0), (store, 1000), (other, 500), (other, 9000)):
+        assert each.unregister_buffer(memory.addr + at) == 0
+        assert each.unregister_buffer(memory.addr + at) == -600
+
+
 def test_memory_of_a_gpu_is_refused(store):
     # What a device pointer is to the host: an address that is not mapped.
     assert store.register_buffer(0x7F00_0000_0000_0000, 4096) == -600
