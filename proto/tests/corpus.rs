@@ -50,7 +50,7 @@ decoders! {
     UnmountRequest UnmountResponse HeartbeatRequest CopyReport Verdict HeartbeatResponse CopyOrder VerifyReplica
     DescribeRequest DescribeResponse SegmentDescription HandshakeRequest HandshakeResponse PrepareRequest RaftMember
     PrepareResponse AppendRequest AppendResponse ConsensusMessage SnapshotChunk Identity Keys ItemError CallError
-    LeaderHint Replica NodeAddress ReplicaStatus
+    LeaderHint Replica NodeAddress ReplicaStatus Ancestor SnapshotStatus TakeSnapshotRequest TakeSnapshotResponse
 }
 
 fn file_of(level: u32) -> PathBuf {

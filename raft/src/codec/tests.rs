@@ -12,6 +12,8 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 
+mod corpus;
+
 use super::*;
 use crate::retired::Retired;
 use crate::types::{
