@@ -159,10 +159,26 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             }
         }
     };
+    // Where bits flip by themselves, bytes that went bad otherwise are not noticed.
+    let bytes_matter = matches!(
+        plant,
+        Plant::SkipVerification
+            | Plant::EarlyReuse
+            | Plant::LookBeforeMark
+            | Plant::TrustReporter
+            | Plant::FenceWithoutAbort
+    );
     match plant {
         Plant::NoReadFence => need(&[Fault::IsolateMaster, Fault::CutMasters]),
-        Plant::WallClock => need(&[Fault::StepClock, Fault::KillMaster]),
-        Plant::ListUnheard => need(&[Fault::KillDatanode, Fault::KillMaster, Fault::CutDatanode]),
+        // One leader all the time: what a failover does to log time is not to be blamed.
+        Plant::WallClock => {
+            (params.faults, params.faults_for) = (vec![Fault::StepClock], Duration::from_secs(8));
+            (params.late, params.stalls) = ((0, 1), 100);
+        }
+        Plant::ListUnheard => {
+            params.faults = vec![Fault::KillDatanode, Fault::KillMaster, Fault::HandOver];
+            (params.faults_for, params.datanode_returns) = (Duration::from_secs(8), 10);
+        }
         Plant::TrustReporter => need(&[Fault::CutDatanode]),
         Plant::SnapshotWithoutPart => need(&[Fault::Compact, Fault::KillMaster]),
         Plant::LateDuplicate => params.late = (60, 1_500),
@@ -170,8 +186,16 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
         Plant::FenceWithoutAbort => {
             (params.stalls, params.segment_bytes) = (250, 64 << 10);
         }
-        Plant::EarlyReuse | Plant::LookBeforeMark | Plant::DoubleGrant => params.segment_bytes = 64 << 10,
+        Plant::EarlyReuse | Plant::DoubleGrant => (params.segment_bytes, params.stalls) = (64 << 10, 100),
+        // A slow log: time between the look and the removal.
+        Plant::LookBeforeMark => {
+            (params.segment_bytes, params.stalls, params.sync_us) = (64 << 10, 100, 20_000);
+            (params.keys, params.clients, params.faults) = (2, 4, Vec::new());
+        }
         _ => {}
+    }
+    if bytes_matter {
+        params.faults.retain(|fault| *fault != Fault::FlipBit);
     }
     params
 }
