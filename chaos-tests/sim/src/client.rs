@@ -367,7 +367,8 @@ impl Client {
                 }
                 Some(ErrorCode::SessionUnknown) => drop(self.hello(deadline.after(CALL)).await),
                 Some(ErrorCode::Internal) => self.history.wrong(format!("a removal answered {:?}", answer.errors)),
-                _ => {}
+                // Refused (a lease), and not recorded as answered: an attempt before that is still under way may yet remove.
+                Some(_) => self.history.log(self.machine.id, key, invoked, false, Event::Removed),
             },
             Ok(_) => {}
             Err(failed) if failed.is_open => {
