@@ -201,7 +201,7 @@ impl Nemesis {
             }
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
-            if self.random.chance(50) {
+            if self.random.chance(self.params.datanode_returns) {
                 self.start_datanode(id)?;
             }
         }

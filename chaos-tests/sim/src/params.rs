@@ -43,6 +43,8 @@ pub struct Params {
     pub stalls: u64,
     /// Which faults there are.
     pub faults: Vec<Fault>,
+    /// How often a dead datanode comes back after a fault, in a hundred.
+    pub datanode_returns: u64,
     /// Copies that a put asks for, at most.
     pub replicas_max: u32,
 }
@@ -127,6 +129,7 @@ impl Params {
             late: (random.range(0, 30), random.range(20, 1_500)),
             stalls: random.range(0, 60),
             faults,
+            datanode_returns: 50,
             replicas_max: random.range(1, 2) as u32,
         }
     }

@@ -74,7 +74,7 @@ fn options(id: u64, params: &Params, dir: &Path) -> MasterOptions {
 
 impl Quorum {
     /// Three masters, none started.
-    pub fn new(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>) {
+    pub fn prepare(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>) {
         let params = Arc::new(params.clone());
         let (for_machine, for_options) = (params.clone(), params.clone());
         let machine = move || {

@@ -98,8 +98,8 @@ fn drawn(random: &mut SplitMix) -> Vec<Call> {
     calls
 }
 
-/// Tried with calls ordered by their begins instead of all orders, without the bound by ends, and with unknown ends that must
-/// take effect: each differs from the second judge.
+/// Neither judge knows the other: what one has for an answer that cannot be, the other must have too. (Tried without the bound
+/// by ends, and with unknown ends that must take effect: fails.)
 #[test]
 fn two_judges_agree_on_small_histories() {
     let mut random = SplitMix::new(7);
