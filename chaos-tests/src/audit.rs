@@ -133,7 +133,7 @@ pub async fn remove_all(client: &Client, keys: &[impl AsRef<[u8]>]) -> Result<()
         for result in client.remove_many(batch, RemoveMode::Force, Some(CALL_WITHIN)).await {
             match result {
                 Ok(()) => {}
-                Err(error) if matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady) => {}
+                Err(error) if matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::NotReady) => {}
                 Err(error) => return Err(error.into()),
             }
         }
