@@ -156,6 +156,7 @@ mod tests {
             sent_ns: 0,
             done_ns: 0,
             outcome: CallOutcome::Ok,
+            copies: 1,
             error: String::new(),
         }
     }
