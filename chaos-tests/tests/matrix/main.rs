@@ -51,6 +51,9 @@ fn on_loopback(id: &str, scenario: impl Future<Output = Result<Findings>>) {
 fn keep(id: &str, outcome: Result<Findings>) {
     match outcome {
         Ok(findings) => matrix::record(id, &findings).unwrap(),
-        Err(error) => panic!("{id}: {error:#}"),
+        Err(error) => {
+            matrix::record_broken(id).unwrap();
+            panic!("{id}: {error:#}")
+        }
     }
 }
