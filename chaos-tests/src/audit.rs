@@ -126,13 +126,14 @@ impl Audit {
     }
 }
 
-/// Removes objects, leases or not; what is gone already is fine.
+/// Removes objects, leases or not; what is gone already is fine, and so is a put that nobody will end: it was never acknowledged,
+/// and is discarded by itself.
 pub async fn remove_all(client: &Client, keys: &[impl AsRef<[u8]>]) -> Result<()> {
     for batch in keys.chunks(512) {
         for result in client.remove_many(batch, RemoveMode::Force, Some(CALL_WITHIN)).await {
             match result {
                 Ok(()) => {}
-                Err(error) if error.code() == ErrorCode::ObjectNotFound => {}
+                Err(error) if matches!(error.code(), ErrorCode::ObjectNotFound | ErrorCode::NotReady) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -155,6 +156,7 @@ mod tests {
             sent_ns: 0,
             done_ns: 0,
             outcome: CallOutcome::Ok,
+            copies: 1,
             error: String::new(),
         }
     }

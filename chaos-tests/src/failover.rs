@@ -51,6 +51,8 @@ pub struct Round {
     pub points: Vec<Point>,
     /// Acknowledged puts that nothing had saved when everything was lost: gone by right.
     pub unsaved: u64,
+    /// Acknowledged puts with fewer copies than they asked for, where each was to have several: not judged.
+    pub thin: u64,
     /// Whether keys could go by right, so that a reader may have missed one.
     pub may_miss: bool,
     /// Share of the pool in use right before the fault, in per cent.
@@ -180,6 +182,9 @@ pub async fn fault_round(
 
     let mut puts = acknowledged_puts(&logs);
     let all = puts.len() as u64;
+    // Where a datanode dies, a put that was acknowledged with fewer copies than it asked for goes with the one that has it.
+    puts.retain(|put| load.replica_num == 1 || put.copies >= load.replica_num);
+    let whole = puts.len() as u64;
     if let Some(until_ns) = struck.saved_until_ns {
         puts.retain(|put| put.done_ns <= until_ns);
     }
@@ -198,7 +203,8 @@ pub async fn fault_round(
         successor,
         fill_percent: fill_percent(&status),
         acknowledged: all,
-        unsaved: all - puts.len() as u64,
+        unsaved: whole - puts.len() as u64,
+        thin: all - whole,
         may_miss: struck.saved_until_ns.is_some(),
         evicted: old.absent.len() as u64,
         wrong_old: old.wrong.len() as u64,

@@ -182,6 +182,7 @@ async fn drive(spec: LoadSpec) -> Result<()> {
                 sent_ns: intended_ns,
                 done_ns: monotonic_ns(),
                 outcome: CallOutcome::Fail,
+                copies: 0,
                 error: format!("not sent: {OPEN_CALLS_MAX} calls of this client are open"),
             });
             continue;
@@ -231,11 +232,22 @@ async fn put(shared: &Shared, key: String, bytes: u64, intended_ns: u64) {
     let sent_ns = monotonic_ns();
     let result = shared.client.put(key.clone(), value, options).await;
     let done_ns = monotonic_ns();
-    let (outcome, error) = match result {
-        Ok(_) => (CallOutcome::Ok, String::new()),
-        Err(error) => (outcome_of(&error), error.to_string()),
+    let (outcome, copies, error) = match result {
+        Ok(put) => (CallOutcome::Ok, put.copies, String::new()),
+        Err(error) => (outcome_of(&error), 0, error.to_string()),
     };
-    shared.append(&CallRecord { call: Call::Put, key, hash, bytes, intended_ns, sent_ns, done_ns, outcome, error });
+    shared.append(&CallRecord {
+        call: Call::Put,
+        key,
+        hash,
+        bytes,
+        intended_ns,
+        sent_ns,
+        done_ns,
+        outcome,
+        copies,
+        error,
+    });
 }
 
 async fn get(shared: &Shared, object: &Acknowledged, intended_ns: u64) {
@@ -257,6 +269,7 @@ async fn get(shared: &Shared, object: &Acknowledged, intended_ns: u64) {
         sent_ns,
         done_ns,
         outcome,
+        copies: 0,
         error,
     });
 }
@@ -288,6 +301,7 @@ async fn exist(shared: &Shared, objects: &[Acknowledged], intended_ns: u64) {
         sent_ns,
         done_ns,
         outcome,
+        copies: 0,
         error,
     });
 }

@@ -63,6 +63,11 @@ pub fn record(id: &str, findings: &Findings) -> Result<()> {
     })
 }
 
+/// Keeps that what must hold did not, or that the run could not tell.
+pub fn record_broken(id: &str) -> Result<()> {
+    append(&Run { id: id.into(), load1: load1(), ..Run::default() })
+}
+
 /// Keeps that a row could not be tried on this host.
 pub fn record_not_here(id: &str, why: &str) -> Result<()> {
     append(&Run { id: id.into(), not_here: why.into(), ..Run::default() })

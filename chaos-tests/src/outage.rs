@@ -131,6 +131,7 @@ mod tests {
             sent_ns: sent_ms * MS,
             done_ns: done_ms * MS,
             outcome,
+            copies: 0,
             error: String::new(),
         }
     }

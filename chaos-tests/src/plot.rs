@@ -117,6 +117,7 @@ mod tests {
             sent_ns: at_ms * 1_000_000,
             done_ns: (at_ms + took_ms) * 1_000_000,
             outcome,
+            copies: 0,
             error: String::new(),
         }
     }

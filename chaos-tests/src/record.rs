@@ -55,6 +55,9 @@ pub struct CallRecord {
     pub done_ns: u64,
     /// Outcome.
     pub outcome: CallOutcome,
+    /// Copies that an acknowledged put made; 0 of another call.
+    #[serde(default)]
+    pub copies: u32,
     /// Error text, empty for none.
     pub error: String,
 }
@@ -150,6 +153,7 @@ mod tests {
             sent_ns: 7,
             done_ns: 9,
             outcome: CallOutcome::Ok,
+            copies: 1,
             error: String::new(),
         }
     }

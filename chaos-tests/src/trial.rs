@@ -56,6 +56,7 @@ pub struct Trial {
     faults: Vec<Fault>,
     evidence: Vec<String>,
     directory: TempDir,
+    copies: u32,
     judged: Judged,
     may_miss: bool,
 }
@@ -96,7 +97,8 @@ impl Trial {
         })?;
         let (faults, evidence) = (Vec::new(), Vec::new());
         let (judged, may_miss) = (Judged::All, false);
-        let trial = Trial { cluster, client, fleet, faults, evidence, directory, judged, may_miss };
+        let trial =
+            Trial { cluster, client, fleet, faults, evidence, directory, copies: replica_num, judged, may_miss };
         trial.goes_on().await?;
         Ok(trial)
     }
@@ -251,7 +253,9 @@ impl Trial {
             let sum = segment.free_bytes + segment.processing_bytes + segment.complete_bytes + segment.retired_bytes;
             ensure!(sum == segment.capacity_bytes, "segment {} does not add up: {segment:?}", segment.name);
         }
-        let puts = acknowledged_puts(&logs);
+        let mut puts = acknowledged_puts(&logs);
+        // Where a datanode may die, a put that was acknowledged with fewer copies than it asked for goes with the one that has it.
+        puts.retain(|put| self.copies == 1 || put.copies >= self.copies);
         let recent = match self.judged {
             Judged::All => &puts[..],
             Judged::LastBytes(bytes) => audit::split_recent(&puts, bytes).1,

@@ -84,6 +84,8 @@ async fn a_live_quorum_is_drilled_by_killing_its_leader() {
     let others = keys("others", 50);
     put_all(&pool.client, &others, OBJECT_BYTES, 1).await;
     let before = pool.cluster.leader_status(WITHIN).await.unwrap();
+    let processes = |pool: &Pool| pool.cluster.masters.iter().map(|master| master.id()).collect::<Vec<_>>();
+    let running = processes(&pool);
 
     // Without --yes it says what it would do, and does nothing.
     let kill = format!("kill -9 $(cat {}/{{node_id}}.pid)", pool.directory.path().display());
@@ -93,8 +95,9 @@ async fn a_live_quorum_is_drilled_by_killing_its_leader() {
     for words in ["2 times", "tidepool-drill/", "kill -9", "--yes", "127.0.0.1"] {
         assert!(text.contains(words), "'{text}' does not say '{words}'");
     }
-    let after = pool.cluster.leader_status(WITHIN).await.unwrap();
-    assert_eq!((after.term, after.ops_applied), (before.term, before.ops_applied), "a refused drill did something");
+    // On a busy host an election may happen by itself; nobody was killed, and nothing was written.
+    assert_eq!(processes(&pool), running, "a refused drill killed somebody");
+    expect_untouched(&pool, &others).await;
 
     let summary = last_line(&drill(&mut pool, "kill-leader", &["--yes", "--kill-command", &kill]).await);
     judge(&summary, "kill-leader");

@@ -59,6 +59,7 @@ fn f27_a_datanode_and_the_leader_die_together() {
     on_loopback("F27", async {
         let mut trial = Trial::with_copies(&binary(), None, 2, short_leases).await?;
         let (leader, _) = trial.leader_and_standby().await?;
+        trial.allow_misses();
         let mut both = Kill(vec![leader, Who::Datanode(0)]);
         trial.inject(&mut both)?;
         trial.goes_on().await?;
@@ -131,6 +132,7 @@ fn f27_a_slow_datanode_holds_up_only_its_own() {
             pool.datanodes = 3;
         })
         .await?;
+        trial.allow_misses();
         let mut slow = Throttle { who: Who::Datanode(0), kbit_per_s: 2_000 };
         trial.inject(&mut slow)?;
         trial.goes_on_for(Duration::from_secs(2)).await?;

@@ -11,7 +11,7 @@ use tidepool_chaos_tests::trial::Trial;
 
 use crate::members::member;
 use crate::rig::{binary, keys};
-use crate::{in_lab, on_loopback, rounds};
+use crate::{calm, in_lab, on_loopback, rounds};
 
 #[test]
 fn f12_a_standby_whose_disk_is_full_ends_and_returns() {
@@ -65,7 +65,11 @@ fn f13_a_leader_whose_fsync_fails_ends_and_returns() {
 #[test]
 fn f14_a_slow_disk_of_a_standby_is_not_felt() {
     on_loopback("F14", async {
-        let mut trial = Trial::start(&binary(), None, |pool| pool.built_in_faults = true).await?;
+        let mut trial = Trial::start(&binary(), None, |pool| {
+            calm(pool);
+            pool.built_in_faults = true;
+        })
+        .await?;
         let (_, standby) = trial.leader_and_standby().await?;
         let term = trial.status().await?.term;
         let mut slow = SlowSync { who: standby, by: Duration::from_millis(200) };

@@ -9,12 +9,16 @@ use tidepool_chaos_tests::nemesis::{Nemesis, Who};
 use tidepool_chaos_tests::trial::Trial;
 
 use crate::rig::{binary, keys};
-use crate::{in_lab, on_loopback};
+use crate::{calm, in_lab, on_loopback};
 
 #[test]
 fn f10_a_jump_of_the_wall_clock_changes_nothing() {
     on_loopback("F10", async {
-        let mut trial = Trial::start(&binary(), None, |pool| pool.built_in_faults = true).await?;
+        let mut trial = Trial::start(&binary(), None, |pool| {
+            calm(pool);
+            pool.built_in_faults = true;
+        })
+        .await?;
         let term = trial.status().await?.term;
         for hours in [1, -1] {
             for at in 0..3 {

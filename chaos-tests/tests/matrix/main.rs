@@ -13,6 +13,7 @@ mod processes;
 mod soak;
 
 use anyhow::Result;
+use tidepool_chaos_tests::cluster::ClusterOptions;
 use tidepool_chaos_tests::lab::Lab;
 use tidepool_chaos_tests::matrix;
 use tidepool_chaos_tests::trial::Findings;
@@ -20,6 +21,11 @@ use tidepool_chaos_tests::trial::Findings;
 /// How often a fault is repeated: `TIDEPOOL_MATRIX_ROUNDS` (scripts/test --full sets it), else `few`.
 fn rounds(few: u32) -> u32 {
     std::env::var("TIDEPOOL_MATRIX_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+}
+
+/// Election timeouts that a busy host does not exceed by itself: for rows where no election may happen.
+fn calm(pool: &mut ClusterOptions) {
+    pool.election = "wan".into();
 }
 
 /// Runs a row that needs links or disks of its own; where there can be none, the row says so.
@@ -45,6 +51,9 @@ fn on_loopback(id: &str, scenario: impl Future<Output = Result<Findings>>) {
 fn keep(id: &str, outcome: Result<Findings>) {
     match outcome {
         Ok(findings) => matrix::record(id, &findings).unwrap(),
-        Err(error) => panic!("{id}: {error:#}"),
+        Err(error) => {
+            matrix::record_broken(id).unwrap();
+            panic!("{id}: {error:#}")
+        }
     }
 }

@@ -10,8 +10,8 @@ use tidepool_chaos_tests::nemesis::Who;
 use tidepool_chaos_tests::nemesis::process::{Kill, Wipe};
 use tidepool_chaos_tests::trial::{Trial, WITHIN};
 
-use crate::on_loopback;
 use crate::rig::{binary, keys, wait_for};
+use crate::{calm, on_loopback};
 
 /// `tidepool member ...` as an operator runs it.
 pub async fn member(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
@@ -123,7 +123,7 @@ fn f23_a_standby_beyond_the_log_comes_back_by_snapshot() {
 #[test]
 fn f24_a_snapshot_under_load_is_not_felt() {
     on_loopback("F24", async {
-        let mut trial = Trial::start(&binary(), None, |_| {}).await?;
+        let mut trial = Trial::start(&binary(), None, calm).await?;
         trial.put_all(&keys("many", 5_000), 64).await?;
         let term = trial.status().await?.term;
         for _ in 0..3 {

@@ -10,8 +10,8 @@ use tidepool_chaos_tests::nemesis::{Nemesis, Who};
 use tidepool_chaos_tests::rogue::RogueClient;
 use tidepool_chaos_tests::trial::{Trial, WITHIN};
 
-use crate::in_lab;
-use crate::rig::{binary, keys};
+use crate::rig::{binary, keys, wait_for};
+use crate::{calm, in_lab};
 
 /// `one` loses the other masters; clients still reach it.
 fn cut_from_masters(trial: &Trial, one: Who, direction: Direction, shape: &str) -> Partition {
@@ -24,7 +24,7 @@ fn f05_a_leader_in_the_minority_acknowledges_nothing() {
         let mut trial = Trial::start(&binary(), Some(lab), |_| {}).await?;
         let (leader, _) = trial.leader_and_standby().await?;
         let old = leader.of(&mut trial.cluster)?.rpc;
-        let mut rogue = RogueClient::open(old).await?;
+        let mut rogue = wait_for("a session", async || RogueClient::open(old).await.ok()).await;
         let mut cut = cut_from_masters(&trial, leader, Direction::Both, "leader | the others");
         trial.inject(&mut cut)?;
         trial.another_leads(leader).await?;
@@ -102,7 +102,7 @@ fn f07_a_bridge_does_not_make_leaders_flap() {
 #[test]
 fn f08_a_returning_standby_disturbs_nobody() {
     in_lab("F8", async |lab: Lab| {
-        let mut trial = Trial::start(&binary(), Some(lab), |_| {}).await?;
+        let mut trial = Trial::start(&binary(), Some(lab), calm).await?;
         let (leader, standby) = trial.leader_and_standby().await?;
         let term = trial.status().await?.term;
         let mut down = LinkDown(standby);

@@ -9,7 +9,7 @@ use tidepool_chaos_tests::trial::{Trial, WITHIN};
 use tidepool_client::PutOptions;
 
 use crate::rig::binary;
-use crate::{on_loopback, rounds};
+use crate::{calm, on_loopback, rounds};
 
 #[test]
 fn f01_a_killed_leader_loses_nothing() {
@@ -31,7 +31,7 @@ fn f01_a_killed_leader_loses_nothing() {
 #[test]
 fn f02_a_killed_standby_costs_nobody_a_call() {
     on_loopback("F2", async {
-        let mut trial = Trial::start(&binary(), None, |_| {}).await?;
+        let mut trial = Trial::start(&binary(), None, calm).await?;
         let (_, standby) = trial.leader_and_standby().await?;
         let term = trial.status().await?.term;
         let mut kill = Kill(vec![standby]);
@@ -95,7 +95,7 @@ fn f03_a_stopped_leader_that_wakes_harms_nothing() {
 #[test]
 fn f04_a_stopped_standby_is_not_missed() {
     on_loopback("F4", async {
-        let mut trial = Trial::start(&binary(), None, |_| {}).await?;
+        let mut trial = Trial::start(&binary(), None, calm).await?;
         let (leader, standby) = trial.leader_and_standby().await?;
         let term = trial.status().await?.term;
         let mut pause = Pause(standby);
