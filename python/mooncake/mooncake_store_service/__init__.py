@@ -1,4 +1,4 @@
-"""`mc_store_rest_server`: a store behind a small REST interface. Needs aiohttp (`pip install 'tidepool[rest]'`)."""
+"""`mc_store_rest_server`: a store behind a small REST interface. Needs aiohttp (`pip install 'aiohttp>=3.9,<4'`)."""
 
 import argparse
 import asyncio
