@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from compat.rig import MIB, Buffer, Cluster, pattern, set_up, until, until_idle
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig, deadlines
 from tidepool import _native
 
 
@@ -211,7 +211,8 @@ def test_lmcache_takes_a_store_that_nobody_serves_for_empty(cluster, monkeypatch
 # the new bytes under the old key.
 @pytest.mark.parametrize("size", [100, 4096, 500_000, (1 << 20) - 1, 1 << 20, 32 * MIB])
 @pytest.mark.parametrize("how", ["put_from", "batch_put_from", "batch_put_from_multi_buffers", "put", "put_parts"])
-def test_a_buffer_that_changes_while_a_put_waits_is_not_stored_under_the_old_key(own_cluster, key, size, how):
+def test_a_buffer_that_changes_while_a_put_waits_is_not_stored_under_the_old_key(own_cluster, monkeypatch, key, size, how):
+    monkeypatch.setattr(deadlines, "PUT_S", 60.0)
     store, master = own_cluster
     memory, name = Buffer(size), f"{key}-{how}-{size}"
     old, new = pattern(size, 7), pattern(size, 9)
@@ -230,12 +231,14 @@ def test_a_buffer_that_changes_while_a_put_waits_is_not_stored_under_the_old_key
     result = {}
     putting = threading.Thread(target=lambda: result.update(code=calls[how]()))
     putting.start()
-    # The put is on its way to the master, who does not answer. What it copied or checksummed before that is done.
-    until_idle()
-    assert putting.is_alive()
-    memory[:] = new
-    master.resume()
-    putting.join()
+    try:
+        # The put is on its way to the master, who does not answer. What it copied or checksummed before that is done.
+        until_idle()
+        assert putting.is_alive()
+        memory[:] = new
+    finally:
+        master.resume()
+        putting.join()
     found = store.get(name)
     # Tried without the copy: below 1 MiB the new bytes are found under the old key.
     assert found == old if result["code"] == 0 else found == b""
@@ -247,6 +250,7 @@ def own_cluster(tmp_path_factory):
     running = Cluster(tmp_path_factory.mktemp("own"), datanodes=1)
     store = MooncakeDistributedStore()
     assert set_up(store, running, segment=0) == 0
+    store._deadline = 60.0
     yield store, running.masters[0]
     store.close()
     running.stop()
