@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from compat.rig import MIB, Buffer, Cluster, pattern, set_up, until, until_idle
+from compat.rig import MIB, Buffer, Cluster, mounted, pattern, set_up, until, until_idle
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, deadlines
 from tidepool import _native
 
@@ -251,6 +251,7 @@ def own_cluster(tmp_path_factory):
     store = MooncakeDistributedStore()
     assert set_up(store, running, segment=0) == 0
     store._deadline = 60.0
+    mounted(store, 1)
     yield store, running.masters[0]
     store.close()
     running.stop()

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from compat.rig import MIB, Buffer, Cluster, pattern, until
+from compat.rig import MIB, Buffer, Cluster, mounted, pattern, until
 from mooncake.store import ReplicateConfig, TaskStatus, TaskType
 
 
@@ -219,6 +219,7 @@ def test_case_085_a_stuck_datanode_ends_a_call_by_its_deadline(tmp_path, monkeyp
     own = Cluster(tmp_path, datanodes=1)
     try:
         store = make_store(on=own, segment=0)
+        mounted(store, 1)
         memory = Buffer(MIB)
         value = pattern(MIB)
         assert store.put(key, value) == 0
