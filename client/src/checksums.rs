@@ -17,6 +17,12 @@ use crate::stepped::{self, Waiter, Wanted};
 /// From this much payload on checksums are computed off the async threads.
 const AHEAD_BYTES: u64 = 1 << 20;
 
+/// Whether the values of a whole call are checksummed ahead. Decided once: a call that travels in several requests treats all of its
+/// values alike, however few bytes one request has.
+pub(crate) fn are_worth_a_thread(bytes: impl Iterator<Item = u64>) -> bool {
+    bytes.fold(0, u64::saturating_add) >= AHEAD_BYTES
+}
+
 /// Shared: an item that is tried again has its table.
 type Table = Result<Bytes, Error>;
 
@@ -28,11 +34,8 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Starts on these values; None when they are so small that they are better checksummed as they are sent.
-    pub(crate) fn start(pending: &mut [Pending], deadline: Deadline) -> Option<Tables> {
-        if pending.iter().map(|p| p.length).sum::<u64>() < AHEAD_BYTES {
-            return None;
-        }
+    /// Starts on these values.
+    pub(crate) fn start(pending: &mut [Pending], deadline: Deadline) -> Tables {
         let (wanted, waiter) = Wanted::until(deadline, "checksumming the value");
         pending.iter_mut().enumerate().for_each(|(place, p)| p.table = place);
         let values: Vec<_> = pending.iter().map(|p| p.item.value.clone()).collect();
@@ -47,7 +50,7 @@ impl Tables {
                 progress.send_replace(place + 1);
             }
         });
-        Some(Tables { tables, done, _waiter: waiter })
+        Tables { tables, done, _waiter: waiter }
     }
 
     /// The table of the value at this place, after room for the header.
@@ -79,7 +82,7 @@ mod tests {
     async fn every_value_has_the_table_of_its_own_bytes_in_any_order() {
         let deadline = Deadline::after(Duration::from_secs(60));
         let mut pending = pending(&[70_000, 1, 3 << 20, 65_536]);
-        let tables = Tables::start(&mut pending, deadline).unwrap();
+        let tables = Tables::start(&mut pending, deadline);
         for place in [2, 0, 3, 1, 2] {
             let (length, value) = (pending[place].length, &pending[place].item.value[0]);
             let table = tables.of(pending[place].table).await.unwrap();
@@ -88,14 +91,16 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn small_batches_start_no_thread() {
-        assert!(Tables::start(&mut pending(&[4_096, 4_096]), Deadline::after(Duration::from_secs(60))).is_none());
+    #[test]
+    fn only_small_calls_start_no_thread() {
+        assert!(!are_worth_a_thread([4_096, 4_096].into_iter()));
+        assert!(are_worth_a_thread(std::iter::repeat_n(4_096, 600)), "also when a request has fewer bytes");
+        assert!(are_worth_a_thread([u64::MAX, 1].into_iter()));
     }
 
     #[tokio::test]
     async fn past_the_deadline_each_value_has_its_error() {
-        let tables = Tables::start(&mut pending(&[2 << 20, 10]), Deadline::after(Duration::ZERO)).unwrap();
+        let tables = Tables::start(&mut pending(&[2 << 20, 10]), Deadline::after(Duration::ZERO));
         for place in 0..2 {
             assert_eq!(tables.of(place).await.unwrap_err().code(), ErrorCode::DeadlineExceeded);
         }

@@ -15,7 +15,7 @@ use tidepool_proto::{Error, ErrorCode, object};
 use crate::abandoned::Abandoned;
 use crate::backoff::Backoff;
 use crate::call::{Caller, Failure, malformed};
-use crate::checksums::Tables;
+use crate::checksums::{self, Tables};
 use crate::deadline::Deadline;
 use crate::grants::OpenGrants;
 use crate::lookup::{KEY_BYTES_PER_REQUEST_MAX, KEYS_PER_REQUEST_MAX, complete};
@@ -240,9 +240,11 @@ impl Putter {
                 Err(error) => results[position] = Some(Err(error)),
             }
         }
+        let ahead = checksums::are_worth_a_thread(valid.iter().map(|pending| pending.length));
         for wave in waves(valid) {
             let chunks = chunks(wave);
-            for done in join_all(chunks.into_iter().map(|chunk| self.put_chunk(chunk, options, deadline))).await {
+            for done in join_all(chunks.into_iter().map(|chunk| self.put_chunk(chunk, ahead, options, deadline))).await
+            {
                 for (position, result) in done {
                     results[position] = Some(result);
                 }
@@ -257,10 +259,16 @@ impl Putter {
     }
 
     /// Repeats start, write and end until each item is settled or the deadline passes.
-    async fn put_chunk(&self, mut pending: Vec<Pending>, options: &PutOptions, deadline: Deadline) -> Results {
+    async fn put_chunk(
+        &self,
+        mut pending: Vec<Pending>,
+        ahead: bool,
+        options: &PutOptions,
+        deadline: Deadline,
+    ) -> Results {
         let mut done = Vec::with_capacity(pending.len());
         let mut backoff = Backoff::new();
-        let tables = Tables::start(&mut pending, deadline);
+        let tables = ahead.then(|| Tables::start(&mut pending, deadline));
         loop {
             let round = self.round(pending, tables.as_ref(), options, deadline).await;
             done.extend(round.done);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pyo3::exceptions::PyTypeError;
@@ -73,6 +74,10 @@ impl Held {
     }
 }
 
+/// How long a call that ended waits for the last of its memory, beyond its deadline.
+const SETTLE_WITHIN: Duration = Duration::from_secs(1);
+const SETTLE_LOOK_EVERY: Duration = Duration::from_micros(200);
+
 /// Memory of a call, shared by all its parts.
 pub(crate) struct Loan {
     held: Option<Held>,
@@ -82,6 +87,15 @@ pub(crate) struct Loan {
 impl Loan {
     pub(crate) fn new(held: Held, process: &'static Process) -> Arc<Loan> {
         Arc::new(Loan { held: Some(held), process })
+    }
+
+    /// Waits until nothing refers to the memory any more; a verification that nobody waits for stops at its next step. Bounded: what
+    /// comes later finds objects still held, but addresses not.
+    pub(crate) fn settle(self: &Arc<Loan>) {
+        let until = Instant::now() + SETTLE_WITHIN;
+        while Arc::strong_count(self) > 1 && Instant::now() < until {
+            std::thread::sleep(SETTLE_LOOK_EVERY);
+        }
     }
 
     /// Gives everything back at once if no part is left, as is so when a call has ended.
@@ -145,13 +159,18 @@ pub(crate) fn spans_of(item: &Bound<'_, PyAny>, writable: bool, held: &mut Held)
 }
 
 /// The spans of one item given by addresses, checked: Err is the item's own failure.
-pub(crate) fn spans_at(addresses: &[usize], sizes: &[usize], unchecked: bool) -> Result<Vec<Span>, Error> {
+pub(crate) fn spans_at(
+    addresses: &[usize],
+    sizes: &[usize],
+    writable: bool,
+    unchecked: bool,
+) -> Result<Vec<Span>, Error> {
     if addresses.len() != sizes.len() {
         let what = format!("{} addresses, but {} sizes", addresses.len(), sizes.len());
         return Err(Error::new(ErrorCode::InvalidParams, what));
     }
     let span = |(&address, &len): (&usize, &usize)| {
-        registry::check(address, len, unchecked)?;
+        registry::check(address, len, writable, unchecked)?;
         Ok(Span { address, len })
     };
     addresses.iter().zip(sizes).map(span).collect()

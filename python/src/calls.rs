@@ -82,7 +82,14 @@ fn wait<T: Send>(
             break Err(interrupted);
         }
     };
-    py.detach(|| drop(work));
+    py.detach(|| {
+        // What was begun is undone by tasks that the drop starts.
+        let _entered = process.handle().enter();
+        drop(work);
+        if let Some(loan) = &loan {
+            loan.settle();
+        }
+    });
     let result = output.and_then(|output| finish(py, output));
     if let Some(loan) = loan {
         loan.end(py);

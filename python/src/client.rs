@@ -16,8 +16,9 @@ use tidepool_proto::v1::{CreateTaskRequest, TaskKind};
 use tokio::sync::watch;
 
 use crate::args::{self, PutOptions};
-use crate::buffers::{Held, Loan, Span, spans_at, spans_of};
+use crate::buffers::{Held, Loan, spans_at, spans_of};
 use crate::calls::Call;
+use crate::moves::Spans;
 use crate::process::Process;
 use crate::results::{self, Shown};
 use crate::{admin, errors, host, moves};
@@ -127,7 +128,7 @@ impl Client {
         what: &str,
         keys: usize,
         writable: bool,
-    ) -> PyResult<(Vec<Result<Vec<Span>, Error>>, Held)> {
+    ) -> PyResult<(Spans, Held)> {
         let mut held = Held::default();
         let taken = args::items(given, what, |item| spans_of(&item, writable, &mut held).map(Ok));
         let taken = taken.and_then(|taken| args::same_length(what, taken.len(), keys).map(|()| taken));
@@ -145,11 +146,16 @@ impl Client {
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
         keys: usize,
+        writable: bool,
         unchecked: bool,
-    ) -> PyResult<Vec<Result<Vec<Span>, Error>>> {
+    ) -> PyResult<Spans> {
         let addresses = args::numbers(addresses, "addresses", keys)?;
         let sizes = args::numbers(sizes, "sizes", keys)?;
-        Ok(addresses.iter().zip(&sizes).map(|(addresses, sizes)| spans_at(addresses, sizes, unchecked)).collect())
+        Ok(addresses
+            .iter()
+            .zip(&sizes)
+            .map(|(addresses, sizes)| spans_at(addresses, sizes, writable, unchecked))
+            .collect())
     }
 }
 
@@ -262,7 +268,7 @@ impl Client {
         let keys = args::keys(keys)?;
         let groups = args::groups(groups, keys.len())?;
         let options = moves::options(options, args::deadline(deadline)?);
-        let spans = Client::addresses(addresses, sizes, keys.len(), unchecked)?;
+        let spans = Client::addresses(addresses, sizes, keys.len(), false, unchecked)?;
         let (client, call, loan) = self.begin_with(py, Held::default())?;
         let (items, refused) = moves::put_items(&keys, spans, groups, &loan);
         drop(loan);
@@ -341,7 +347,7 @@ impl Client {
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
         let deadline = self.limit(deadline)?;
-        let spans = Client::addresses(addresses, sizes, keys.len(), unchecked)?;
+        let spans = Client::addresses(addresses, sizes, keys.len(), true, unchecked)?;
         let (client, call, loan) = self.begin_with(py, Held::default())?;
         let items = moves::get_items(&keys, spans, &loan);
         drop(loan);
@@ -408,7 +414,7 @@ impl Client {
         let keys = args::keys(keys)?;
         args::same_length("offsets", offsets.len(), keys.len())?;
         let deadline = self.limit(deadline)?;
-        let spans = Client::addresses(addresses, sizes, keys.len(), unchecked)?;
+        let spans = Client::addresses(addresses, sizes, keys.len(), true, unchecked)?;
         let (client, call, loan) = self.begin_with(py, Held::default())?;
         let items = moves::range_items(&keys, offsets, spans, &loan);
         drop(loan);

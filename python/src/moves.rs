@@ -11,7 +11,8 @@ use crate::buffers::{Loan, Span, to_bytes, to_local, waves};
 
 /// Items that are not sent, by their places.
 pub(crate) type Refused = Vec<(usize, Error)>;
-type Spans = Vec<Result<Vec<Span>, Error>>;
+/// The memory of each item, or why it is refused.
+pub(crate) type Spans = Vec<Result<Vec<Span>, Error>>;
 
 /// Options of one call.
 pub(crate) fn options(given: Option<&PutOptions>, deadline: Option<Duration>) -> Options {

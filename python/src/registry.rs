@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
@@ -16,24 +15,25 @@ use tidepool_client::{Error, ErrorCode};
 
 const PAGE_BYTES: usize = 4096;
 
-#[derive(Clone, Copy)]
-struct Range {
-    len: usize,
-    /// Times it was registered; 0 for a `Memory`, which ends by itself.
-    count: usize,
+/// Ranges by first address.
+struct Ranges {
+    /// Bytes, and times that it was registered.
+    registered: BTreeMap<usize, (usize, usize)>,
+    /// Bytes of each `Memory`, which needs no registration, and ends by itself.
+    memories: BTreeMap<usize, usize>,
 }
 
-/// By first address. Only used under the GIL, so that a fork never finds it locked.
-static RANGES: Mutex<BTreeMap<usize, Range>> = Mutex::new(BTreeMap::new());
+/// Only used under the GIL, so that a fork never finds it locked.
+static RANGES: Mutex<Ranges> = Mutex::new(Ranges { registered: BTreeMap::new(), memories: BTreeMap::new() });
 
 /// A `Memory` was made.
 pub(crate) fn note_memory(address: usize, len: usize) {
-    RANGES.lock().insert(address, Range { len, count: 0 });
+    RANGES.lock().memories.insert(address, len);
 }
 
-/// A `Memory` is gone, and with it what was registered at its address.
+/// A `Memory` is gone.
 pub(crate) fn forget_memory(address: usize) {
-    RANGES.lock().remove(&address);
+    RANGES.lock().memories.remove(&address);
 }
 
 /// Lets calls use addresses in this range.
@@ -43,27 +43,18 @@ pub(crate) fn register(address: usize, size: usize) -> PyResult<()> {
     let Some(end) = end else {
         return Err(PyValueError::new_err(format!("{size} bytes at {address:#x} are no range of memory")));
     };
-    if let Err(gap) = readable_and_writable(address, end) {
+    if let Err(gap) = has_rights(address, end, "rw") {
         return Err(PyValueError::new_err(format!(
             "{size} bytes at {address:#x}: {gap:#x} is not memory that this process may read and write (freed memory, a GPU's pointer?)"
         )));
     }
     let mut ranges = RANGES.lock();
-    match ranges.get_mut(&address) {
-        Some(range) if range.len == size => range.count += 1,
-        Some(range) if range.count == 0 => {
-            return Err(PyValueError::new_err(format!("{address:#x} begins a Memory of {} bytes", range.len)));
-        }
-        Some(range) => {
-            return Err(PyValueError::new_err(format!(
-                "{address:#x} is registered with {} bytes; unregister it first",
-                range.len
-            )));
-        }
-        None => {
-            ranges.insert(address, Range { len: size, count: 1 });
-        }
+    let (len, count) = ranges.registered.entry(address).or_insert((size, 0));
+    if *len != size {
+        let what = format!("{address:#x} is registered with {len} bytes; unregister it first");
+        return Err(PyValueError::new_err(what));
     }
+    *count += 1;
     Ok(())
 }
 
@@ -71,20 +62,22 @@ pub(crate) fn register(address: usize, size: usize) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn unregister(address: usize) -> PyResult<()> {
     let mut ranges = RANGES.lock();
-    match ranges.get_mut(&address) {
-        Some(range) if range.count > 1 => range.count -= 1,
-        Some(range) if range.count == 1 => {
-            ranges.remove(&address);
-        }
-        _ => return Err(PyValueError::new_err(format!("nothing is registered at {address:#x}"))),
+    let Some((_, count)) = ranges.registered.get_mut(&address) else {
+        return Err(PyValueError::new_err(format!("nothing is registered at {address:#x}")));
+    };
+    *count -= 1;
+    if *count == 0 {
+        ranges.registered.remove(&address);
     }
     Ok(())
 }
 
-/// The registered ranges: address and size.
+/// The registered ranges, and those of every `Memory`: address and size.
 #[pyfunction]
 pub(crate) fn registered() -> Vec<(usize, usize)> {
-    RANGES.lock().iter().map(|(&address, range)| (address, range.len)).collect()
+    let ranges = RANGES.lock();
+    let registered = ranges.registered.iter().map(|(&address, &(len, _))| (address, len));
+    registered.chain(ranges.memories.iter().map(|(&address, &len)| (address, len))).collect()
 }
 
 /// Copies memory to memory without the GIL.
@@ -105,8 +98,9 @@ pub(crate) fn copy_memory(
             sizes.len()
         )));
     }
-    for (&address, &size) in targets.iter().chain(&sources).zip(sizes.iter().chain(&sizes)) {
-        check(address, size, unchecked).map_err(|error| PyValueError::new_err(error.message().to_owned()))?;
+    let refused = |error: Error| PyValueError::new_err(error.message().to_owned());
+    for ((&target, &source), &size) in targets.iter().zip(&sources).zip(&sizes) {
+        check(target, size, true, unchecked).and_then(|()| check(source, size, false, unchecked)).map_err(refused)?;
     }
     py.detach(|| {
         for ((&target, &source), &size) in targets.iter().zip(&sources).zip(&sizes) {
@@ -117,34 +111,39 @@ pub(crate) fn copy_memory(
     Ok(())
 }
 
-/// Whether a call may use `size` bytes at `address`.
-pub(crate) fn check(address: usize, size: usize, unchecked: bool) -> Result<(), Error> {
+/// Whether a call may read, or write, `size` bytes at `address`.
+pub(crate) fn check(address: usize, size: usize, writable: bool, unchecked: bool) -> Result<(), Error> {
     if size == 0 {
         return Ok(());
     }
-    let refused = |why: &str| {
-        let mut what = format!("{size} bytes at {address:#x} ");
-        // Writing to a String cannot fail.
-        let _ = what.write_str(why);
-        Err(Error::new(ErrorCode::InvalidParams, what))
-    };
+    let refused = |why: &str| Err(Error::new(ErrorCode::InvalidParams, format!("{size} bytes at {address:#x} {why}")));
     let Some(end) = address.checked_add(size).filter(|_| address != 0) else {
         return refused("are no range of memory");
     };
-    if !unchecked && !is_registered(address, end) {
+    let is_known = is_registered(address, end);
+    if !unchecked && !is_known {
         return refused("are not within one registered range; register the buffer first");
     }
     if !is_mapped(address, end) {
         return refused("are not mapped in this process any more; the buffer was freed");
+    }
+    // The rights of a registered range were looked at when it was registered.
+    if !is_known && !is_usable(address, end, writable) {
+        return refused("are not memory that this process may use so (read-only, or a GPU's pointer?)");
     }
     Ok(())
 }
 
 fn is_registered(address: usize, end: usize) -> bool {
     let ranges = RANGES.lock();
-    let covers = |(&start, range): (&usize, &Range)| start <= address && end <= start + range.len;
+    let memory = ranges.memories.range(..=address).next_back();
+    if memory.is_some_and(|(&start, &len)| end <= start + len) {
+        return true;
+    }
+    let covers = |(&start, &(len, _)): (&usize, &(usize, usize))| end <= start + len;
+    let registered = &ranges.registered;
     // Ranges rarely overlap: the nearest one below is nearly always the one.
-    ranges.range(..=address).next_back().is_some_and(covers) || ranges.range(..=address).any(covers)
+    registered.range(..=address).next_back().is_some_and(covers) || registered.range(..=address).any(covers)
 }
 
 /// The kernel walks its list of mappings, not the pages: some hundred nanoseconds.
@@ -154,8 +153,24 @@ fn is_mapped(address: usize, end: usize) -> bool {
     unsafe { libc::msync(first as *mut libc::c_void, end - first, libc::MS_ASYNC) == 0 }
 }
 
-/// Err is the first address that is not mapped readable and writable. The map is in order of addresses.
-fn readable_and_writable(address: usize, end: usize) -> Result<(), usize> {
+/// Has the kernel touch the pages, as the call is going to: it refuses where that would be a fault. Before Linux 5.14 it cannot, and
+/// the map is read.
+fn is_usable(address: usize, end: usize, writable: bool) -> bool {
+    let first = address - address % PAGE_BYTES;
+    let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: populating makes pages present; it changes none of their bytes.
+    let outcome = unsafe { libc::madvise(first as *mut libc::c_void, end - first, advice) };
+    if outcome == 0 {
+        return true;
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EINVAL) => has_rights(address, end, if writable { "rw" } else { "r" }).is_ok(),
+        _ => false,
+    }
+}
+
+/// Err is the first address that is not mapped with these rights. The map is in order of addresses.
+fn has_rights(address: usize, end: usize, wanted: &str) -> Result<(), usize> {
     let Ok(map) = std::fs::read_to_string("/proc/self/maps") else {
         // Without /proc the kernel is asked, which knows no rights.
         return if is_mapped(address, end) { Ok(()) } else { Err(address) };
@@ -170,7 +185,7 @@ fn readable_and_writable(address: usize, end: usize) -> Result<(), usize> {
         if stop <= reached {
             continue;
         }
-        if start > reached || !rights.starts_with("rw") {
+        if start > reached || !rights.starts_with(wanted) {
             break;
         }
         reached = stop;

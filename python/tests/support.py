@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import time
@@ -33,6 +35,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does: T is stopped, Z has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def freeze(pid: int) -> None:
+    """Stops a process, and waits until all of it has stopped: signals take their time."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    until(lambda: all((task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for task in tasks), what="the stop")
 
 
 class Role:

@@ -9,7 +9,7 @@ import pytest
 
 import tidepool
 from tidepool import errors
-from support import until
+from support import freeze, until
 
 
 def test_calls_go_on_after_the_leader_died(quorum):
@@ -58,7 +58,7 @@ def test_calls_end_by_their_deadline_when_nobody_moves():
     with tidepool.dev("64MiB") as pool, pool.store() as store:
         store.put("k", b"x" * 1000)
         target = bytearray(1000)
-        os.kill(pool.pid, signal.SIGSTOP)
+        freeze(pool.pid)
         try:
             for call in (
                 lambda: store.get("k", deadline=0.2),

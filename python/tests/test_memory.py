@@ -150,7 +150,7 @@ def test_memory_that_is_gone_is_refused(store, key):
     tidepool.unregister(at)
 
 
-def test_what_is_no_memory_cannot_be_registered():
+def test_what_is_no_memory_is_refused(store, key):
     """Tried without looking at the rights: fails, for the range that nobody may read."""
     for at, size in ((0, 10), (4096, 4096), ((1 << 47) - 4096, 4096), (1 << 63, 1 << 63)):
         with pytest.raises(ValueError):
@@ -161,6 +161,17 @@ def test_what_is_no_memory_cannot_be_registered():
     reserved = libc.mmap(None, ctypes.c_size_t(1 << 20), 0, 0x22, -1, ctypes.c_long(0))
     with pytest.raises(ValueError, match="GPU"):
         tidepool.register(reserved, 1 << 20)
+    store.put(key, b"x" * 4096)
+    native = store.native
+    for refused in (
+        native.put_from_many([key + "-2"], [reserved], [4096], unchecked=True)[0],
+        native.get_into_addresses_many([key], [reserved], [4096], unchecked=True)[0],
+    ):
+        assert refused.mooncake == -600 and "GPU" in refused.message
+    readonly = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+    at = numpy.frombuffer(readonly, "u1").ctypes.data
+    assert native.put_from_many([key + "-3"], [at], [4096], unchecked=True, codes=True) == [0]
+    assert native.get_into_addresses_many([key], [at], [4096], unchecked=True, codes=True) == [-600]
     libc.munmap(ctypes.c_void_p(reserved), ctypes.c_size_t(1 << 20))
 
 
@@ -186,6 +197,17 @@ def test_memory_is_aligned_registered_and_freed(store, key):
         tidepool.Memory()
     with pytest.raises(TypeError):
         tidepool.Value()
+
+
+def test_parts_of_a_memory_may_be_registered_too():
+    memory = tidepool.Memory(8192)
+    for address, size in ((memory.address, 100), (memory.address, 100), (memory.address + 10, 10)):
+        tidepool.register(address, size)
+    with pytest.raises(ValueError, match="100 bytes"):
+        tidepool.register(memory.address, 8192)
+    for address in (memory.address, memory.address, memory.address + 10):
+        tidepool.unregister(address)
+    assert (memory.address, 8192) in _native.registered(), "it needs no registration of its own"
 
 
 def test_copy_memory():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support import until
+from support import state, until
 
 #: A script that hangs is a failure, not a wait.
 SCRIPT_WITHIN = 60
@@ -200,8 +200,7 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    return state(pid) != "Z"
 
 
 def test_the_program_is_there():
