@@ -10,6 +10,7 @@ import pytest
 
 from compat.rig import MIB, Buffer, Cluster, mounted, pattern, set_up, until, until_idle
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, deadlines
+from mooncake.store.settings import Settings
 from tidepool import _native
 
 
@@ -205,6 +206,30 @@ def test_lmcache_takes_a_store_that_nobody_serves_for_empty(cluster, monkeypatch
     # Tried without the memory of the failed setup: is_exist is -600, which counts as a hit.
     assert not store.is_exist(key)
     assert store.batch_is_exist([key]) == [-600] and store.batch_get_buffer([key]) == [None]
+
+
+# LMCache gives up on a get after 10 s, and then uses its buffers for something else.
+def test_no_get_writes_to_its_buffers_after_lmcache_gave_up(monkeypatch):
+    monkeypatch.delenv("MC_RPC_TIMEOUT_MS", raising=False)
+    told = {"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "master_server_addr": "m"}
+    store, given = MooncakeDistributedStore(), []
+
+    class Client:
+        def get_into_addresses_many(self, keys, *at, deadline, **options):
+            given.append(deadline)
+            return [1] * len(keys)
+
+        get_range_into_addresses_many = get_into_addresses_many
+
+    store._client, store._deadline = Client(), Settings.of_dict(told).deadline
+    large = 64 << 30
+    store.get_into("k", 1, large)
+    store.batch_get_into(["k", "l"], [1, 2], [large, large])
+    store.batch_get_into_multi_buffers(["k"], [[1, 2]], [[large, large]])
+    store.get_into_ranges([1], [["k"]], [[[0]]], [[[0]]], [[[large]]])
+    # Tried with a deadline that grows with the size: 1032 s.
+    assert len(given) == 4 and max(given) <= 8.0
+    store._client = None
 
 
 # LMCache gives a put one second, then fills the buffer with the next object while the put is still under way: Mooncake stored
