@@ -1,4 +1,4 @@
-"""`mc_store_rest_server`: a store behind a small REST interface. Needs aiohttp (`pip install 'tidepool[rest]'`)."""
+"""`mc_store_rest_server`: a store behind a small REST interface. Needs aiohttp (the extra `rest`, or `pip install aiohttp`)."""
 
 import argparse
 import asyncio

@@ -104,7 +104,7 @@ def test_shapes_that_do_not_fit_their_bytes(store, key, shape, length):
     if (shape, length) == ((0, 16), 0):
         assert store.put_tensor_from(key, memory.addr, size) == 0 and store.get_tensor(key).shape == (0, 16)
         return
-    # Tried without a look at the shape before the put: all but those that torch itself refuses are stored.
+    # Tried without a look at the shape: all of them that have no negative extent are stored.
     assert store.put_tensor_from(key, memory.addr, size) == -600
     assert store.put_from(key, memory.addr, size) == 0
     into = Buffer(size)
