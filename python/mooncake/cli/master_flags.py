@@ -108,6 +108,8 @@ _READ_HERE = frozenset(
 )  # fmt: skip
 NAMES = frozenset(TRANSLATED) | _READ_HERE | OWN | WITHOUT_EFFECT | frozenset(REFUSED) | frozenset(ELECTION)
 
+#: Mooncake's; `tidepool master` itself listens on loopback unless told.
+DEFAULT_HOST = "0.0.0.0"
 DEFAULT_PORT = 50051
 DEFAULT_HTTP_PORT = 9003
 QUORUM_DIR = "/var/lib/tidepool/master"
@@ -142,7 +144,11 @@ def command(told: dict[str, str]) -> tuple[list[str], list[str]]:
 
 def _addresses(told: dict[str, str], warnings: list[str]) -> list[str]:
     port = int(number("rpc_port", told.get("rpc_port", "0"))) or int(number("port", told.get("port", "0"))) or DEFAULT_PORT
-    host = told.get("rpc_address", "0.0.0.0")
+    host = told.get("rpc_address") or DEFAULT_HOST
+    if not told.get("rpc_address"):
+        warnings.append(
+            f"listens on every address of this host ({DEFAULT_HOST}), as Mooncake's master does; --rpc_address=ADDRESS names one"
+        )
     http = int(number("metrics_port", told.get("metrics_port", str(DEFAULT_HTTP_PORT))))
     if "metrics_host" in told and told["metrics_host"] != host:
         warnings.append("--metrics_host has no effect: every port is on the host of --rpc_address")

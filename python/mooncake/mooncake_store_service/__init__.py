@@ -1,4 +1,4 @@
-"""`mc_store_rest_server`: a store behind a small REST interface. Needs aiohttp (`pip install 'aiohttp>=3.9,<4'`)."""
+"""`mc_store_rest_server`: a store behind a small REST interface. Needs aiohttp (the extra `rest`, or `pip install aiohttp`)."""
 
 import argparse
 import asyncio

@@ -1,5 +1,6 @@
 """What a store holds while it is set up: the client, the memory it lends, its name, and what must be given back."""
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -83,21 +84,27 @@ class Connection:
         if os.getpid() != self._process:
             _of_parents.append(self)
             return
-        if self._http is not None:
-            self._http.close()
-            self._http = None
+        with contextlib.ExitStack() as rest:
+            # Last in, first out; each whatever became of the others.
+            if self._client is not None:
+                rest.callback(self._client.close)
+            if self._held is not None:
+                rest.callback(self._held.close)
+                self._held = None
+            rest.callback(self._close_nodes)
+            if self._http is not None:
+                rest.callback(self._http.close)
+                self._http = None
+
+    def _close_nodes(self) -> None:
         until = time.monotonic() + CLOSE_S
-        for name in list(self.nodes):
+        while self.nodes:
+            name, node = self.nodes.popitem()
             try:
-                self.nodes.pop(name).close(deadline=max(CLOSE_LEAST_S, until - time.monotonic()))
+                node.close(deadline=max(CLOSE_LEAST_S, until - time.monotonic()))
             except _native.TidepoolError as error:
                 # The masters did not hear of it; they find out by its silence.
                 log.warning("close of segment %s: %s", name, error)
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-        if self._client is not None:
-            self._client.close()
 
 
 def _own_name(local_hostname: str) -> tuple[str, int, Optional[socket.socket]]:

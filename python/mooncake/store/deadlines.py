@@ -1,21 +1,18 @@
-"""How long a call may take: the store's time at most, less where waiting helps nobody, and more for what is large."""
+"""How long a call may take: the store's time, less where waiting helps nobody, and more for puts of much.
+
+A get has the store's time whatever its size: an engine that gives up on it uses its memory for something else, and a get that went
+on would write there. What takes longer needs a longer time of the store, by whoever knows the engine's patience.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
-#: Rate below which a transfer counts as stuck.
+#: Rate below which a put counts as stuck.
 BYTES_PER_S_MIN = 64 << 20
-#: Gets up to this size have the store's plain time.
-PLAIN_BYTES_MAX = 64 << 20
 #: Calls that move no payload. A new leader is there sooner; an engine's scheduler does not wait longer for a hint.
 LOOK_S = 2.0
 #: Puts, before what their size adds: a pool without room is told to the engine (-200) rather than waited for.
 PUT_S = 3.0
-
-
-def for_size(deadline: float, total: int) -> Optional[float]:
-    """Seconds for a get of so many bytes, of a store whose time is `deadline`; None: that time."""
-    return None if total <= PLAIN_BYTES_MAX else deadline + total / BYTES_PER_S_MIN
 
 
 def for_put(deadline: float, total: int) -> float:

@@ -1,6 +1,5 @@
 """Setting up and closing a store, and what it knows of itself."""
 
-import atexit
 import logging
 import threading
 import weakref
@@ -15,8 +14,6 @@ from mooncake.store.settings import DEADLINE_S, DEFAULT_HTTP_PORT, Settings
 from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
-
-_open_stores: "weakref.WeakSet[Lifecycle]" = weakref.WeakSet()
 
 _POSITIONAL = (
     "local_hostname", "metadata_server", "global_segment_size", "local_buffer_size", "protocol", "rdma_devices",
@@ -49,6 +46,7 @@ class Lifecycle:
         self._client: Optional[_native.Client] = None
         self._setup_failed = False
         self._connection: Optional[Connection] = None
+        self._closing: Optional[weakref.finalize] = None
         self._buffer_bytes = 0
         self._deadline = DEADLINE_S
         self._registered: dict[int, int] = {}
@@ -80,8 +78,9 @@ class Lifecycle:
             )
 
         code = self._set_up(settings)
-        if code == codes.OK:
-            self._pool = MemoryPool(mem_pool_size)
+        with self._lifecycle:
+            if code == codes.OK and self._client is not None:
+                self._pool = MemoryPool(mem_pool_size)
         return code
 
     def init_all(self, protocol: str, device_name: str, mount_segment_size: int = 16 << 20) -> int:
@@ -114,22 +113,27 @@ class Lifecycle:
             self._deadline = settings.deadline
             self._sessions = Sessions(settings.buffer_bytes)
             self._client = self._connection.client
+            self._pool = None
             self._setup_failed = False
-            _open_stores.add(self)
+            # Also when the store is dropped without `close`, and when the interpreter ends.
+            self._closing = weakref.finalize(self, _end, self._connection, self._announced)
             return codes.OK
 
     def close(self) -> int:
         """Gives back what the store holds: the memory that it lent goes with its replicas. 0; may be repeated."""
         with self._lifecycle:
-            connection, self._connection, self._client = self._connection, None, None
-            _open_stores.discard(self)
-            self._sessions.clear()
-            self._pool = None
-            for address in list(self._registered):
-                self._registered.pop(address, None)
-                self._withdraw(address)
-            if connection is not None:
-                connection.close()
+            closing, self._closing = self._closing, None
+            self._connection = self._client = None
+            try:
+                if closing is not None:
+                    closing()
+            except (RuntimeError, ValueError, OSError, _native.TidepoolError):
+                log.exception("close")
+            finally:
+                # The pool stays as long as the store, or until it is set up again: a call that the connection ended may still be on
+                # its way out in another thread, which holds the store.
+                self._registered.clear()
+                self._sessions.clear()
             return codes.OK
 
     def health_check(self) -> int:
@@ -156,13 +160,13 @@ class Lifecycle:
     def alloc_from_mem_pool(self, size: int) -> int:
         """Address of `size` bytes of the pool that `setup_dummy` was given; 0 when there is none, or it is used up."""
         pool = self._pool
-        return 0 if pool is None else pool.allocate(size)
+        return 0 if pool is None or self._client is None else pool.allocate(size)
 
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
         """Announces memory that calls will use by address. -600: not memory of this host (a GPU's), or announced before."""
-        if self._client is None:
-            return codes.INVALID_PARAMS
         with self._lifecycle:
+            if self._client is None:
+                return codes.INVALID_PARAMS
             if _overlap(buffer_ptr, size, self._registered.items()):
                 log.warning("register_buffer: %d bytes at %#x overlap what this store was told of before", size, buffer_ptr)
                 return codes.INVALID_PARAMS
@@ -182,13 +186,27 @@ class Lifecycle:
         with self._lifecycle:
             if self._registered.pop(buffer_ptr, None) is None:
                 return codes.INVALID_PARAMS
-            self._withdraw(buffer_ptr)
+            if buffer_ptr in self._announced:
+                self._announced.remove(buffer_ptr)
+                _withdraw(buffer_ptr)
             return codes.OK
 
-    def _withdraw(self, buffer_ptr: int) -> None:
-        if buffer_ptr in self._announced:
-            self._announced.remove(buffer_ptr)
-            _native.unregister(buffer_ptr)
+
+def _end(connection: Connection, announced: set[int]) -> None:
+    """Ends what a store held: its calls first, then what they may have used. `announced` is the store's own set."""
+    try:
+        connection.close()
+    finally:
+        while announced:
+            _withdraw(announced.pop())
+
+
+def _withdraw(address: int) -> None:
+    try:
+        _native.unregister(address)
+    except ValueError as error:
+        # Somebody else took it back; nothing is left to do.
+        log.debug("unregister_buffer: %s", error)
 
 
 def _overlap(address: int, size: int, ranges: Iterable[tuple[int, int]]) -> bool:
@@ -215,12 +233,3 @@ def _bound(args: tuple, kwargs: dict) -> dict[str, Any]:
         if name != "engine" and (not isinstance(bound[name], kind) or (kind is int and isinstance(bound[name], bool))):
             raise TypeError(f"setup() takes {kind.__name__} for '{name}', not {bound[name]!r}; {_FORMS}")
     return bound
-
-
-def _close_all() -> None:
-    for store in list(_open_stores):
-        store.close()
-
-
-atexit.register(_close_all)
-

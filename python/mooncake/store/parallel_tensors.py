@@ -242,7 +242,10 @@ class ParallelTensors(Tensors):
         shards = [shard for shard in [first, *self._tensors(rest)] if shard and _size_along_tp(shard[0]) == axis.size]
         if len(shards) < axis.size:
             return None
-        return describe(torch_module().cat([shard[1] for shard in shards], axis.split_dim))
+        try:
+            return describe(torch_module().cat([shard[1] for shard in shards], axis.split_dim))
+        except (RuntimeError, IndexError) as error:
+            raise NotATensor(f"its {axis.size} shards do not fit together along {axis.split_dim}: {error}") from error
 
 
 def _size_along_tp(header: Header) -> Optional[int]:

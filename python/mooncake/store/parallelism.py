@@ -5,6 +5,8 @@ from typing import Any, Optional
 KINDS = ("tp", "dp", "ep", "pp")
 #: Axes that the header of a stored tensor has room for.
 AXES_MAX = 4
+#: Ranks along one axis; the shards of a tensor are looked up in one call.
+AXIS_SIZE_MAX = 65536
 MODES = ("as_stored", "shard", "full")
 
 
@@ -55,8 +57,8 @@ class TensorParallelism:
         for axis in self.axes:
             if axis.kind not in KINDS:
                 raise ValueError(f"axis kind {axis.kind!r}; it is one of {', '.join(KINDS)}")
-            if axis.size < 1 or not 0 <= axis.rank < axis.size:
-                raise ValueError(f"axis {axis.kind}: rank {axis.rank} of {axis.size}")
+            if not 1 <= axis.size <= AXIS_SIZE_MAX or not 0 <= axis.rank < axis.size:
+                raise ValueError(f"axis {axis.kind}: rank {axis.rank} of {axis.size}; the limit is {AXIS_SIZE_MAX} ranks")
         if len(set(kinds)) < len(kinds):
             raise ValueError(f"an axis is given twice: {', '.join(kinds)}")
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from mooncake.store import codes
-from mooncake.store.deadlines import for_size
 from mooncake.store.objects import RAISED, code_of
 from mooncake.store.zero_copy import ZeroCopy
 
@@ -72,7 +71,7 @@ class Ranges(ZeroCopy):
                 offsets,
                 addresses,
                 sizes,
-                deadline=for_size(self._deadline, sum(sizes)),
+                deadline=self._deadline,
                 codes=True,
                 unchecked=True,
             )

@@ -24,12 +24,14 @@ class Segments(Tasks):
     def allocate_and_mount_segment(self, size: int, protocol: str = "tcp", location: str = "") -> dict:
         """Lends `size` bytes of new memory: {"ret": 0, "segment_ids": [...], "allocated_size": bytes}."""
         refused = {"ret": codes.INVALID_PARAMS, "segment_ids": [], "allocated_size": 0}
-        connection = self._connection
-        if connection is None or size <= 0 or protocol not in ("tcp", ""):
+        if size <= 0 or protocol not in ("tcp", ""):
             return refused
         if location:
             warn_once("location", "of a segment has no effect")
         with self._lifecycle:
+            connection = self._connection
+            if connection is None:
+                return refused
             if len(connection.nodes) >= SEGMENTS_MAX:
                 log.warning("allocate_and_mount_segment: %d segments are lent already, the limit", SEGMENTS_MAX)
                 return refused

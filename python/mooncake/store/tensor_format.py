@@ -18,12 +18,15 @@ _VERSION = 1
 _HEAD = struct.Struct("<8sHHII Q8q")  # magic, version, dimensions, type, axes, bytes of the elements, shape
 _AXIS = struct.Struct("<BBHiii qq")  # kind, what is given (bits), -, rank, size, split_dim, expert, stage
 
-#: Names of torch's types, by their number in the header; only ever added to.
-TYPES = (
-    "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "float16", "bfloat16", "complex64",
-    "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-    "float8_e8m0fnu", "complex32",
-)  # fmt: skip
+#: Names of torch's types and bytes of an element, in the order of their numbers in the header; only ever added to.
+ELEMENT_BYTES = {
+    "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1, "float16": 2, "bfloat16": 2,
+    "complex64": 8, "complex128": 16, "uint16": 2, "uint32": 4, "uint64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "complex32": 4,
+}  # fmt: skip
+TYPES = tuple(ELEMENT_BYTES)
+#: Bytes that a shape may stand for, with its extents of 0 left out: torch counts in signed numbers of 64 bits.
+_SHAPE_BYTES_MAX = (1 << 63) - 1
 
 
 class NotATensor(ValueError):
@@ -57,10 +60,13 @@ class Header:
         for axis in axes:
             given = [value is not None for value in (axis.split_dim, axis.expert_id, axis.stage_id)]
             bits = sum(1 << n for n, there in enumerate(given) if there)
-            packed += _AXIS.pack(
-                KINDS.index(axis.kind), bits, 0, axis.rank, axis.size, axis.split_dim or 0, axis.expert_id or 0,
-                axis.stage_id or 0,
-            )  # fmt: skip
+            try:
+                packed += _AXIS.pack(
+                    KINDS.index(axis.kind), bits, 0, axis.rank, axis.size, axis.split_dim or 0, axis.expert_id or 0,
+                    axis.stage_id or 0,
+                )  # fmt: skip
+            except struct.error as error:
+                raise NotATensor(f"{axis} does not fit the header: {error}") from error
         return packed.ljust(HEADER_BYTES, b"\0")
 
     @staticmethod
@@ -74,6 +80,10 @@ class Header:
         known = dimensions <= DIMENSIONS_MAX and dtype < len(TYPES) and axes <= AXES_MAX and min(shape) >= 0
         if not known or length != total - HEADER_BYTES:
             raise NotATensor("the header of the tensor does not fit its bytes")
+        shape = shape[:dimensions]
+        element = ELEMENT_BYTES[TYPES[dtype]]
+        if math.prod(shape) * element != length or math.prod(filter(None, shape)) * element > _SHAPE_BYTES_MAX:
+            raise NotATensor(f"the shape {tuple(shape)} of {TYPES[dtype]} does not fit the tensor's {length} bytes")
         found = []
         for n in range(axes):
             kind, bits, _, rank, size, split, expert, stage = _AXIS.unpack_from(raw, _HEAD.size + n * _AXIS.size)
@@ -81,7 +91,13 @@ class Header:
                 raise NotATensor("the header of the tensor names an unknown axis")
             optional = [value if bits >> place & 1 else None for place, value in enumerate((split, expert, stage))]
             found.append(ParallelAxis(KINDS[kind], rank, size, *optional))
-        return Header(TYPES[dtype], tuple(shape[:dimensions]), length, TensorParallelism(found) if found else None)
+        parallelism = TensorParallelism(found) if found else None
+        if parallelism is not None:
+            try:
+                parallelism.check()
+            except ValueError as error:
+                raise NotATensor(f"the header of the tensor: {error}") from error
+        return Header(TYPES[dtype], tuple(shape), length, parallelism)
 
 
 def describe(tensor: Any, parallelism: Optional[TensorParallelism] = None) -> tuple[Header, Any]:
@@ -90,9 +106,12 @@ def describe(tensor: Any, parallelism: Optional[TensorParallelism] = None) -> tu
     if not isinstance(tensor, torch.Tensor):
         raise NotATensor(f"not a tensor: {type(tensor).__name__}")
     dtype = str(tensor.dtype).rpartition(".")[2]
-    if dtype not in TYPES or tensor.dim() > DIMENSIONS_MAX or tensor.is_sparse:
+    if dtype not in TYPES or tensor.dim() > DIMENSIONS_MAX:
         raise NotATensor(f"a tensor of {dtype} with {tensor.dim()} dimensions cannot be stored; the limit is {DIMENSIONS_MAX}")
-    tensor = tensor.detach().cpu().contiguous()
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise NotATensor(f"a tensor of layout {tensor.layout} on '{tensor.device}' has no elements in a row; make it a dense one")
+    # `conj()` and `.imag` may only mark a view as conjugated or negated: its bytes are not its elements before that is resolved.
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     length = tensor.numel() * tensor.element_size()
     return Header(dtype, tuple(tensor.shape), length, parallelism), tensor
 
@@ -133,18 +152,22 @@ def tensor_of(value: Any) -> tuple[Header, Any]:
     """(header, a tensor of its own) of a stored tensor, from what a get handed out. NotATensor."""
     torch = torch_module()
     header = Header.unpack(bytes(memoryview(value)[:HEADER_BYTES]), len(value))
-    element = torch.empty((), dtype=getattr(torch, header.dtype)).element_size()
-    if header.length != math.prod(header.shape) * element:
-        raise NotATensor("the shape of the tensor does not fit its bytes")
-    tensor = torch.empty(header.shape, dtype=getattr(torch, header.dtype))
+    tensor = torch.empty(header.shape, dtype=_dtype(header))
     if header.length:
         _native.copy_memory([tensor.data_ptr()], [value.address + HEADER_BYTES], [header.length], unchecked=True)
     return header, tensor
 
 
+def _dtype(header: Header) -> Any:
+    dtype = getattr(torch_module(), header.dtype, None)
+    if dtype is None:
+        raise NotATensor(f"this version of PyTorch has no type {header.dtype}")
+    return dtype
+
+
 def _view(header: Header, memory: Optional[object]) -> Any:
     torch = torch_module()
-    dtype = getattr(torch, header.dtype)
+    dtype = _dtype(header)
     if not header.length:
         return torch.empty(header.shape, dtype=dtype)
     try:

@@ -30,8 +30,11 @@ class Write:
     """One object to be written: its key, the tensor, and the shard that it is."""
 
     def __init__(self, key: str, tensor: Any, parallelism: Optional[TensorParallelism] = None) -> None:
+        if parallelism is not None:
+            parallelism.check()
         self.key = key
         self.header, self.tensor = describe(tensor, parallelism)
+        self.packed = self.header.pack()
 
 
 def chunks(key: str, tensor: Any, tp_size: int, split_dim: int) -> list[Write]:
@@ -58,7 +61,7 @@ class Tensors(Segments):
     def _store(self, plans: Sequence, config: Optional[ReplicateConfig], upsert: bool) -> list[int]:
         """One number a plan: 0, or that of the first of its writes that failed. A plan is a list of writes, or a number."""
         writes = [write for plan in plans if isinstance(plan, list) for write in plan]
-        headers = ctypes.create_string_buffer(b"".join(write.header.pack() for write in writes), HEADER_BYTES * len(writes) + 1)
+        headers = ctypes.create_string_buffer(b"".join(write.packed for write in writes), HEADER_BYTES * len(writes) + 1)
         base = ctypes.addressof(headers)
         pointers, sizes = [], []
         for n, write in enumerate(writes):

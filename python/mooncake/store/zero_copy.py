@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from mooncake.store import codes
-from mooncake.store.deadlines import for_put, for_size
+from mooncake.store.deadlines import for_put
 from mooncake.store.objects import RAISED, Objects, code_of
 from mooncake.store.replicate import ReplicateConfig, group_names, put_options
 from mooncake.store.sources import copied
@@ -90,13 +90,13 @@ class ZeroCopy(Objects):
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Bytes of the object, now at that address; -704 when there is none, -600 when it is longer than `size`."""
-        return self._get_into([key], [buffer_ptr], [size], size)[0]
+        return self._get_into([key], [buffer_ptr], [size])[0]
 
     def batch_get_into(self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """As `get_into`, a key. A key may stand there twice: each place gets its bytes."""
         if len(sizes) != len(keys):
             return [codes.INVALID_PARAMS] * len(keys)
-        return self._get_into(keys, buffer_ptrs, sizes, sum(sizes))
+        return self._get_into(keys, buffer_ptrs, sizes)
 
     def batch_get_into_multi_buffers(
         self,
@@ -108,15 +108,15 @@ class ZeroCopy(Objects):
         """Each object is scattered over several places, which are filled in order. The last argument means nothing to a read."""
         if len(all_sizes) != len(keys):
             return [codes.INVALID_PARAMS] * len(keys)
-        return self._get_into(keys, all_buffer_ptrs, all_sizes, sum(map(sum, all_sizes)))
+        return self._get_into(keys, all_buffer_ptrs, all_sizes)
 
-    def _get_into(self, keys, pointers, sizes, total: int) -> list[int]:
+    def _get_into(self, keys, pointers, sizes) -> list[int]:
         client = self._client
         if client is None or len(pointers) != len(keys):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
             results = client.get_into_addresses_many(
-                keys, pointers, sizes, deadline=for_size(self._deadline, total), codes=True, unchecked=True
+                keys, pointers, sizes, deadline=self._deadline, codes=True, unchecked=True
             )
             return codes.settled(results, codes.OF_GETS)
         except RAISED as error:

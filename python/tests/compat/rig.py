@@ -53,6 +53,14 @@ def free_port() -> int:
         return asking.getsockname()[1]
 
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Process:
     """A role of the binary, until `stop` or `kill`."""
 
@@ -67,7 +75,8 @@ class Process:
         self._ports.unlink(missing_ok=True)
         command = [binary(), *self._arguments, f"--port-file={self._ports}", f"--data-dir={self._directory / self.name}"]
         with open(self._directory / f"{self.name}.log", "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            # It ends with the tests, however they end.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
 
     def ports(self) -> dict:
         def read():
@@ -98,6 +107,11 @@ class Process:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+def mounted(store, count: int) -> None:
+    """Waits until the cluster of a store has so many segments."""
+    until(f"{count} segments are mounted", lambda: len(store._client.segments()) >= count)
 
 
 class Cluster:

@@ -6,6 +6,7 @@ import pytest
 
 from compat import api
 from compat.rig import Buffer, pattern
+from mooncake.store.tensor_format import HEADER_BYTES, Header
 
 GARBAGE = [
     None, True, -1, 0, 1, 2**31, 2**63, 2**64, -(2**63), 1.5, "", "k", "\udcff", b"", b"\xff", b"bytes", [], [None], [[]], [[[]]],
@@ -36,6 +37,21 @@ def test_garbage_in_every_place(store, method):
             continue
     assert store.put("after", b"v") == 0
     assert store.get("after") == b"v"
+
+
+# What needs no torch of the calls that take stored tensors by address.
+@pytest.mark.parametrize("method", ["put_tensor_from", "upsert_tensor_from"])
+def test_a_stored_tensor_is_looked_at_before_it_is_put(store, key, method):
+    call, elements, memory = getattr(store, method), bytes(64), Buffer(HEADER_BYTES + 64)
+    for address in (0, 16, 0x7F00_0000_0000_0000):
+        assert call(key, address, 4096) == -600
+    for shape in [(4, 8), (4, 4, 2**40), (0, 16), (2**62, 2**62), (-4, -4)]:
+        memory[:] = Header("float32", shape, 64, None).pack() + elements
+        assert call(key, memory.addr, memory.size) == -600
+    assert store.is_exist(key) == 0
+    memory[:] = Header("float32", (4, 4), 64, None).pack() + elements
+    assert call(key, memory.addr, memory.size) == 0
+    assert call(key, memory.addr, memory.size - 1) == -600
 
 
 @pytest.mark.parametrize("method", ["batch_put_from", "batch_get_into", "batch_upsert_from"])

@@ -14,6 +14,7 @@ from compat.rig import MIB, binary, free_port, pattern, until
 from mooncake import cli_client
 from mooncake.cli import flags, master_flags, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from tidepool import _native
 
 
 def translated(*arguments):
@@ -48,8 +49,15 @@ def test_common_flags_of_a_master():
     ],
 )
 def test_what_a_flag_becomes(flag, ours):
-    arguments, warnings = translated(flag)
+    arguments, warnings = translated(flag, "--rpc_address=0.0.0.0")
     assert set(ours) <= set(arguments) and not warnings
+
+
+def test_a_master_that_listens_everywhere_untold_says_so():
+    for untold in ([], ["--rpc_address="]):
+        arguments, warnings = translated(*untold)
+        assert "--listen=0.0.0.0:50051" in arguments
+        assert len(warnings) == 1 and "0.0.0.0" in warnings[0] and "--rpc_address=" in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,8 @@ def test_what_cannot_be_followed_says_what_to_do(flag, says, monkeypatch):
 
 
 def test_promises_that_are_not_asked_for():
-    assert translated("--enable_offload=false", "--promotion_on_hit=false", "--enable_ha=false")[1] == []
+    told = ("--enable_offload=false", "--promotion_on_hit=false", "--enable_ha=false", "--rpc_address=127.0.0.1")
+    assert translated(*told)[1] == []
 
 
 def test_several_masters():
@@ -208,7 +217,12 @@ def test_a_dummy_client_that_is_told_by_the_environment(cluster, monkeypatch):
     monkeypatch.setenv("MOONCAKE_MASTER", cluster.addresses)
     store = MooncakeDistributedStore()
     assert store.setup_dummy(MIB, MIB, f"127.0.0.1:{free_port()}") == 0
-    assert store.close() == 0
+    address = store.alloc_from_mem_pool(MIB)
+    assert address and store.close() == 0
+    # A call of another thread may not have ended: its memory stays until nobody holds the store.
+    assert (address, MIB) in _native.registered() and store.alloc_from_mem_pool(1) == 0
+    del store
+    assert (address, MIB) not in _native.registered()
 
 
 def test_init_all(cluster, monkeypatch):

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from compat.rig import MIB, Buffer, Cluster, pattern, set_up, until, until_idle
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from compat.rig import MIB, Buffer, Cluster, mounted, pattern, set_up, until, until_idle
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig, deadlines
+from mooncake.store.settings import Settings
 from tidepool import _native
 
 
@@ -207,11 +208,36 @@ def test_lmcache_takes_a_store_that_nobody_serves_for_empty(cluster, monkeypatch
     assert store.batch_is_exist([key]) == [-600] and store.batch_get_buffer([key]) == [None]
 
 
+# LMCache gives up on a get after 10 s, and then uses its buffers for something else.
+def test_no_get_writes_to_its_buffers_after_lmcache_gave_up(monkeypatch):
+    monkeypatch.delenv("MC_RPC_TIMEOUT_MS", raising=False)
+    told = {"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "master_server_addr": "m"}
+    store, given = MooncakeDistributedStore(), []
+
+    class Client:
+        def get_into_addresses_many(self, keys, *at, deadline, **options):
+            given.append(deadline)
+            return [1] * len(keys)
+
+        get_range_into_addresses_many = get_into_addresses_many
+
+    store._client, store._deadline = Client(), Settings.of_dict(told).deadline
+    large = 64 << 30
+    store.get_into("k", 1, large)
+    store.batch_get_into(["k", "l"], [1, 2], [large, large])
+    store.batch_get_into_multi_buffers(["k"], [[1, 2]], [[large, large]])
+    store.get_into_ranges([1], [["k"]], [[[0]]], [[[0]]], [[[large]]])
+    # Tried with a deadline that grows with the size: 1032 s.
+    assert len(given) == 4 and max(given) <= 8.0
+    store._client = None
+
+
 # LMCache gives a put one second, then fills the buffer with the next object while the put is still under way: Mooncake stored
 # the new bytes under the old key.
 @pytest.mark.parametrize("size", [100, 4096, 500_000, (1 << 20) - 1, 1 << 20, 32 * MIB])
 @pytest.mark.parametrize("how", ["put_from", "batch_put_from", "batch_put_from_multi_buffers", "put", "put_parts"])
-def test_a_buffer_that_changes_while_a_put_waits_is_not_stored_under_the_old_key(own_cluster, key, size, how):
+def test_a_buffer_that_changes_while_a_put_waits_is_not_stored_under_the_old_key(own_cluster, monkeypatch, key, size, how):
+    monkeypatch.setattr(deadlines, "PUT_S", 60.0)
     store, master = own_cluster
     memory, name = Buffer(size), f"{key}-{how}-{size}"
     old, new = pattern(size, 7), pattern(size, 9)
@@ -230,12 +256,14 @@ def test_a_buffer_that_changes_while_a_put_waits_is_not_stored_under_the_old_key
     result = {}
     putting = threading.Thread(target=lambda: result.update(code=calls[how]()))
     putting.start()
-    # The put is on its way to the master, who does not answer. What it copied or checksummed before that is done.
-    until_idle()
-    assert putting.is_alive()
-    memory[:] = new
-    master.resume()
-    putting.join()
+    try:
+        # The put is on its way to the master, who does not answer. What it copied or checksummed before that is done.
+        until_idle()
+        assert putting.is_alive()
+        memory[:] = new
+    finally:
+        master.resume()
+        putting.join()
     found = store.get(name)
     # Tried without the copy: below 1 MiB the new bytes are found under the old key.
     assert found == old if result["code"] == 0 else found == b""
@@ -247,6 +275,8 @@ def own_cluster(tmp_path_factory):
     running = Cluster(tmp_path_factory.mktemp("own"), datanodes=1)
     store = MooncakeDistributedStore()
     assert set_up(store, running, segment=0) == 0
+    store._deadline = 60.0
+    mounted(store, 1)
     yield store, running.masters[0]
     store.close()
     running.stop()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from compat.rig import Buffer, Cluster, pattern, set_up, until
+from compat.rig import Buffer, Cluster, mounted, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore
 
 KEYS = 64
@@ -25,7 +25,7 @@ def quorum(tmp_path):
 def store(quorum):
     made = MooncakeDistributedStore()
     assert set_up(made, quorum, segment=0) == 0
-    until("both datanodes are mounted", lambda: len(made._client.segments()) == 2)
+    mounted(made, 2)
     yield made
     made.close()
 
@@ -96,7 +96,7 @@ def test_with_no_quorum_calls_end_and_say_so(quorum, monkeypatch):
     monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "1500")
     store = MooncakeDistributedStore()
     assert set_up(store, quorum, segment=0) == 0
-    until("both datanodes are mounted", lambda: len(store._client.segments()) == 2)
+    mounted(store, 2)
     assert store.put("k", b"v") == 0
     for master in quorum.masters[:2]:
         master.kill()
@@ -130,5 +130,6 @@ def test_a_bad_address_among_the_masters_does_not_matter(quorum):
     store = MooncakeDistributedStore()
     addresses = f"127.0.0.1:1,{quorum.addresses}"
     assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", addresses) == 0
+    mounted(store, 2)
     assert store.put("k", b"v") == 0
     store.close()

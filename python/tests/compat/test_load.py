@@ -82,7 +82,8 @@ def test_case_051_512_threads_of_batches_of_64(make_store):
     store.unregister_buffer(memory.addr)
 
 
-def test_a_value_of_more_than_two_gibibytes(make_store):
+def test_a_value_of_more_than_two_gibibytes(make_store, monkeypatch):
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "120000")
     size = (2 << 30) + 1
     if available() < 4 * size:
         pytest.skip("needs 8 GiB of free memory")
@@ -141,9 +142,11 @@ def test_close_ends_calls_that_are_under_way(make_store, method):
         while not stop.is_set():
             getattr(store, method)(*arguments)
 
-    workers = threading.Thread(target=lambda: in_threads(8, work))
+    raised = []
+    workers = threading.Thread(target=lambda: raised.extend(in_threads(8, work)))
     workers.start()
     assert store.close() == 0
     stop.set()
     workers.join()
+    assert not raised
     assert store.health_check() == 1

@@ -4,12 +4,12 @@ import array
 
 import pytest
 
-from compat.rig import LEASE_S, pattern, set_up, until
+from compat.rig import pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 
 def removed_when_the_lease_ended(store, key):
-    until(f"{key} is removed", lambda: store.remove(key) == 0, 10 * LEASE_S)
+    until(f"{key} is removed", lambda: store.remove(key) == 0)
 
 
 def test_put_get_remove(store, key):

@@ -1,17 +1,20 @@
 """Memory that stores lend: at setup, while they run, and what becomes of it when they end."""
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
 from compat.rig import MIB, Buffer, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from mooncake.store.connection import segment_name
+from tidepool import _native
 
 
 def names(store):
@@ -31,6 +34,53 @@ def test_a_segment_comes_and_goes_with_its_store(make_store):
     assert mounted["capacity"] >= 31 * MIB
     assert holder.close() == 0
     until("the segment is gone", lambda: name not in names(watcher))
+
+
+# Whoever frees a buffer and forgets to unregister it, or takes it back twice, closes the store all the same.
+def test_a_registration_that_is_gone_does_not_keep_a_store_open(make_store):
+    watcher, holder = make_store(segment=0), make_store(segment=32 * MIB)
+    name, buffers = holder.get_hostname(), [Buffer(4096) for _ in range(16)]
+    for buffer in buffers:
+        assert holder.register_buffer(buffer.addr, 4096) == 0
+    for buffer in buffers[::2]:
+        _native.unregister(buffer.addr)
+    assert holder.close() == 0 and holder.close() == 0
+    # Tried with the ValueError of the first let through: the others stay registered.
+    assert not {buffer.addr for buffer in buffers} & {address for address, _ in _native.registered()}
+    until("the segment is gone", lambda: name not in names(watcher))
+
+
+def test_everything_is_closed_whatever_the_rest_raises(make_store):
+    watcher, holder = make_store(segment=0), make_store(segment=32 * MIB)
+    name, client, buffer = holder.get_hostname(), holder._client, Buffer(MIB)
+    assert holder.register_buffer(buffer.addr, MIB) == 0
+
+    def raising():
+        raise OSError("no")
+
+    holder._connection._http = types.SimpleNamespace(close=raising)
+    assert holder.close() == 0
+    assert client.closed and (buffer.addr, MIB) not in _native.registered()
+    until("the segment is gone", lambda: name not in names(watcher))
+
+
+def test_a_store_that_is_dropped_without_close_is_closed(make_store, cluster):
+    watcher, dropped = make_store(segment=0), MooncakeDistributedStore()
+    with socket.socket() as asking:
+        asking.bind(("127.0.0.1", 0))
+        port = asking.getsockname()[1]
+    assert set_up(dropped, cluster, enable_client_http_server=True, client_http_port=port) == 0
+    name, client, buffer = dropped.get_hostname(), dropped._client, Buffer(MIB)
+    assert dropped.register_buffer(buffer.addr, MIB) == 0
+    until("it is mounted", lambda: name in names(watcher))
+    del dropped
+    gc.collect()
+    # Tried without the finalizer: the client stays open.
+    assert client.closed and (buffer.addr, MIB) not in _native.registered()
+    until("the segment is gone", lambda: name not in names(watcher))
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port))
 
 
 def test_memory_is_lent_and_taken_back_while_running(store, key):

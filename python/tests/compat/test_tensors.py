@@ -1,12 +1,13 @@
 """PyTorch tensors there and back: types, shapes, shards, buffers, files. Needs torch (a CPU build does)."""
 
 import ctypes
+import struct
 
 import pytest
 
 from compat.rig import Buffer
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="tensor calls are not tested: PyTorch is not installed (a CPU build does)")
 
 from mooncake.store import (  # noqa: E402
     ParallelAxis,
@@ -86,6 +87,74 @@ def test_headers_that_were_damaged(store, key, place, byte):
     into = Buffer(size)
     assert store.get_tensor_into(key, into.addr, size) is None
     assert store.put_tensor_with_tp_from(f"{key}-tp", memory.addr, size, 0, 2, 0) == -600
+
+
+HEAD = struct.Struct("<8sHHII Q8q")
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 8), (-4, -4), (2**62, 2**62), (0, 16), (4, 4, 2**40), (16, 0, 2**62), (2**32, 2**32, 2**32, 2**32)], ids=str
+)
+@pytest.mark.parametrize("length", [64, 0])
+def test_shapes_that_do_not_fit_their_bytes(store, key, shape, length):
+    memory, size = serialized(made(4, 4))
+    size -= 64 - length
+    magic, version, _, dtype, axes, *_ = HEAD.unpack(memory[: HEAD.size])
+    memory[: HEAD.size] = HEAD.pack(magic, version, len(shape), dtype, axes, length, *shape, *[0] * (8 - len(shape)))
+    if (shape, length) == ((0, 16), 0):
+        assert store.put_tensor_from(key, memory.addr, size) == 0 and store.get_tensor(key).shape == (0, 16)
+        return
+    # Tried without a look at the shape: all of them that have no negative extent are stored.
+    assert store.put_tensor_from(key, memory.addr, size) == -600
+    assert store.put_from(key, memory.addr, size) == 0
+    into = Buffer(size)
+    assert store.get_tensor(key) is None and store.get_tensor_into(key, into.addr, size) is None
+    with pytest.raises(ValueError):
+        _deserialize_tensor(memory[:size])
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 30])
+def test_axes_of_a_header_that_was_damaged(store, key, size):
+    assert store.put_tensor_with_parallelism(key, made(2, 4), tp(0, 2, 0)) == 0
+    header = bytearray(store.get(f"{key}_tp_0"))
+    assert header[HEAD.size + 8 : HEAD.size + 12] == (2).to_bytes(4, "little")
+    header[HEAD.size + 8 : HEAD.size + 12] = size.to_bytes(4, "little", signed=True)
+    assert store.upsert(f"{key}_tp_0", bytes(header)) == 0
+    assert store.get_tensor_with_parallelism(key, target("full")) is None
+
+
+@pytest.mark.parametrize("other", [(5, 7), (3,), (), (2, 4, 6, 1)], ids=str)
+def test_shards_that_do_not_fit_together(store, key, other):
+    assert store.put_tensor_with_parallelism(key, made(2, 4), tp(0, 2, 0)) == 0
+    assert store.put_tensor_with_parallelism(key, made(*other), tp(1, 2, 0)) == 0
+    assert store.get_tensor_with_parallelism(key, target("full")) is None
+    assert store.put_tensor_with_parallelism(f"{key}-dim", made(4), tp(0, 2, 5)) == 0
+    assert store.put_tensor_with_parallelism(f"{key}-dim", made(4), tp(1, 2, 5)) == 0
+    assert store.get_tensor_with_parallelism(f"{key}-dim", target("full")) is None
+
+
+def test_views_that_are_only_marked_as_conjugated_or_negated(store, key):
+    tensor = torch.complex(made(3, 4), made(3, 4) + 1)
+    views = {"conj": tensor.conj(), "imag": tensor.conj().imag, "adjoint": tensor.adjoint()}
+    assert views["conj"].is_conj() and views["imag"].is_neg()
+    for name, view in views.items():
+        assert store.put_tensor(f"{key}-{name}", view) == 0
+        # Tried without resolving them: the bytes of the other tensor are found.
+        assert torch.equal(store.get_tensor(f"{key}-{name}"), view)
+
+
+def test_tensors_without_elements_in_a_row(store, key):
+    for tensor in (made(4, 4).to_sparse(), made(4, 4).to_sparse_csr(), torch.empty(4, device="meta")):
+        assert store.put_tensor(key, tensor) == -600
+
+
+@pytest.mark.parametrize("method", ["put_tensor_from", "upsert_tensor_from", "put_tensor_with_tp_from", "get_tensor_into"])
+@pytest.mark.parametrize("address", [0, 16, 0x7F00_0000_0000_0000])
+def test_memory_that_is_not_there(store, key, method, address):
+    assert store.put_tensor(f"{key}-there", made(1000)) == 0
+    assert getattr(store, method)(f"{key}-there" if method == "get_tensor_into" else key, address, 4096 + HEADER) in (-600, None)
+    assert store.get_tensor_with_parallelism_into(f"{key}-there", address, 4096 + HEADER) is None
+    assert store.put_tensor_with_parallelism_from(key, address, 4096) == -600
 
 
 def test_a_found_tensor_is_its_own(store, key):
@@ -273,7 +342,7 @@ def test_gpu_calls_say_that_there_are_none(store, key):
 
 
 def test_safetensors(store, key, tmp_path, monkeypatch):
-    pytest.importorskip("safetensors")
+    pytest.importorskip("safetensors", reason="files of tensors are not tested: safetensors is not installed")
     monkeypatch.chdir(tmp_path)
     tensor = made(5, 5)
     store.put_tensor(key, tensor)
