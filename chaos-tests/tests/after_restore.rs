@@ -6,7 +6,9 @@ mod rig;
 use std::path::Path;
 use std::process::Output;
 
-use rig::saved::{OBJECT_BYTES, cluster_directory, expect_all, lose_masters, restore, restore_from, save, saved_pool};
+use rig::saved::{
+    OBJECT_BYTES, cluster_directory, expect_all, lose_masters, restore, restore_from, save, saved_pool, start_restoring,
+};
 use rig::{Pool, WITHIN, assert_space_adds_up, keys, put_all, wait_for};
 use tidepool_client::Client;
 
@@ -36,6 +38,7 @@ async fn heard(pool: &mut Pool, count: usize) {
 async fn objects_of_before_a_restore_are_copied_and_the_copies_are_right() {
     let mut pool = saved_pool(|options| {
         options.datanodes = 3;
+        options.election = "wan".to_owned();
         let own = ["--node-suspect-timeout", "1s", "--node-forget-timeout", "3s", "--checkpoint-interval", "200ms"];
         options.master_arguments.extend(own.iter().map(|word| word.to_string()));
     })
