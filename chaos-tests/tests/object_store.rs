@@ -19,6 +19,8 @@ async fn publishing_pool(place: &str, more: &[&str]) -> Pool {
     pool(|options| {
         let directory = options.work_dir.parent().expect("below the test's directory");
         options.binary = binary_with_credentials(directory);
+        // So that on a busy machine nobody but the test changes who leads.
+        options.election = "wan".to_owned();
         let own = ["--snapshot-url", place, "--snapshot-interval", "0", "--checkpoint-interval", "200ms"];
         options.master_arguments = own.iter().chain(more).map(|word| word.to_string()).collect();
     })
@@ -168,7 +170,7 @@ async fn a_leader_stops_in_order_while_its_object_store_hangs_or_is_down() {
         }
         pool.cluster.masters[leader].stop(WITHIN).await.unwrap();
         let log = std::fs::read_to_string(pool.cluster.masters[leader].log()).unwrap();
-        assert!(log.contains("handed leadership over") && log.contains("snapshot was not published"), "{log}");
+        assert!(log.contains("handed leadership over") && log.contains("not published"), "{log}");
         goes_on(&fleet).await;
         pool.cluster.masters[leader].start().unwrap();
         pool.cluster.wait_caught_up(leader, WITHIN).await.unwrap();
