@@ -1,4 +1,5 @@
-//! A bit that flips on a master's disk, in its image, while it runs: what is wrong is named, and nothing of it is published.
+//! Bits that flip on a master's disk, in its log and in its image, while it is down and while it runs: what is wrong is named, nothing of
+//! it is served, sent or published, and the state is that of the others in the end.
 
 mod rig;
 
@@ -6,10 +7,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rig::saved::{saved_pool, snapshots};
-use rig::{WITHIN, keys, put_all, wait_for};
+use rig::{WITHIN, expect_all, keys, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
 
 const OBJECT_BYTES: usize = 100;
+/// Places in the log that are tried.
+const PLACES: u64 = 8;
+/// Exit code of damaged local storage.
+const CORRUPT: i32 = 7;
+
+/// A number that differs from round to round, and is the same in every run.
+fn drawn(round: u64, below: u64) -> u64 {
+    (round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % below
+}
 
 fn flip(path: &Path, at: u64) {
     let mut bytes = fs::read(path).unwrap();
@@ -22,6 +32,62 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     files.retain(|path| path.is_file());
     files.sort();
     files
+}
+
+/// Bytes of the log: those of its write-ahead files and of what was written out.
+fn log_files(data_dir: &Path) -> Vec<PathBuf> {
+    let is_log = |path: &PathBuf| path.extension().is_some_and(|e| e == "log" || e == "sst" || e == "blob");
+    files(&data_dir.join("log").join("db"))
+        .into_iter()
+        .filter(is_log)
+        .filter(|path| fs::metadata(path).unwrap().len() > 0)
+        .collect()
+}
+
+/// One bit of a stopped standby's log, at one place after the other: it says that its log is damaged and ends, or the place held nothing that
+/// counts and it comes back with the others' state.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flip_in_the_log_of_a_stopped_standby_is_named_or_harmless() {
+    let mut pool = pool(|_| {}).await;
+    let all = keys("all", 1_500);
+    put_all(&pool.client, &all, OBJECT_BYTES, 1).await;
+    let standby = (pool.cluster.leader(WITHIN).await.unwrap() + 1) % 3;
+    pool.cluster.wait_caught_up(standby, WITHIN).await.unwrap();
+    let mut named = 0;
+    for round in 0..PLACES {
+        let master = &mut pool.cluster.masters[standby];
+        master.kill().unwrap();
+        let logs = log_files(&master.data_dir);
+        let path = &logs[round as usize % logs.len()];
+        let whole = fs::read(path).unwrap();
+        flip(path, drawn(round, whole.len() as u64));
+        master.start().unwrap();
+        let rpc = master.rpc;
+        wait_for("its end, or its return", async || {
+            let ended = !pool.cluster.masters[standby].is_running().unwrap();
+            let follows = async || admin::status(rpc).await.is_ok_and(|status| status.role == "standby");
+            (ended || follows().await).then_some(())
+        })
+        .await;
+        let master = &mut pool.cluster.masters[standby];
+        if master.is_running().unwrap() {
+            pool.cluster.wait_caught_up(standby, WITHIN).await.unwrap();
+            assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+            continue;
+        }
+        let code = master.process().unwrap().wait(WITHIN).await.unwrap().code();
+        let tail = master.process().unwrap().log_tail();
+        assert!(code == Some(CORRUPT) && tail.contains("STORAGE_CORRUPT"), "{code:?}: {tail}");
+        named += 1;
+        // It never took part: what it had is as it was.
+        fs::write(path, whole).unwrap();
+        master.start().unwrap();
+        pool.cluster.wait_caught_up(standby, WITHIN).await.unwrap();
+    }
+    println!("{named} of {PLACES} flips were named");
+    assert!(named > 0, "no flip met what counts");
+    assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+    expect_all(&pool.client, &all, OBJECT_BYTES).await;
 }
 
 /// A bit of the image flips between the moment when it was checked and the one when it is sent, by a master that publishes slowly: nothing is
