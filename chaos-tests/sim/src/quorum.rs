@@ -1,6 +1,6 @@
 //! The masters of a run: real consensus and real services on machines that can be killed, paused and cut off.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +40,8 @@ pub struct Quorum {
     net: Net,
     params: Arc<Params>,
     running: Arc<Mutex<BTreeMap<u64, Running>>>,
+    /// Being started.
+    starting: Arc<Mutex<BTreeSet<u64>>>,
     skew: Arc<BTreeMap<u64, i64>>,
 }
 
@@ -98,7 +100,7 @@ impl Quorum {
                 disk.set_sync_delay(Duration::from_micros(params.sync_us));
             }
         }
-        Quorum { cluster, net, params, running: Arc::default(), skew: Arc::new(skew) }
+        Quorum { cluster, net, params, running: Arc::default(), starting: Arc::default(), skew: Arc::new(skew) }
     }
 
     /// Consensus of all.
@@ -127,9 +129,16 @@ impl Quorum {
 
     /// Starts one.
     pub async fn start(&self, id: u64) -> Result<(), String> {
-        if self.get(id).is_some() {
+        // Started twice at once, two members would write one disk.
+        if self.get(id).is_some() || !self.starting.lock().insert(id) {
             return Ok(());
         }
+        let started = self.boot(id).await;
+        self.starting.lock().remove(&id);
+        started
+    }
+
+    async fn boot(&self, id: u64) -> Result<(), String> {
         let skew = self.skew.get(&id).copied().unwrap_or(0);
         let machine = SimMachine::new(id, skew, Duration::from_secs(id * 1_000));
         let dir = std::path::PathBuf::new();

@@ -377,6 +377,7 @@ fn bytes_on_disk(dir: &std::path::Path) -> u64 {
 async fn case_007_the_log_is_bounded_and_a_standby_that_was_down_comes_back_by_snapshot() {
     const CYCLES: usize = 300_000;
     const BATCH: usize = 1_000;
+    const ROUNDS_MAX: usize = 20 * CYCLES / BATCH;
     let mut trio = Trio::start(|options| {
         options.snapshot_log_bytes = 8 << 20;
         options.keep_log_entries = 100;
@@ -388,7 +389,12 @@ async fn case_007_the_log_is_bounded_and_a_standby_that_was_down_comes_back_by_s
     let rig = &trio.rigs[leader];
     let session = rig.hello(9).await;
     let mut most = 0;
-    for round in 0..CYCLES / BATCH {
+    for round in 0.. {
+        // The log goes behind the older of two snapshots that the masters agreed on, and checkpoints come by the clock.
+        if round >= CYCLES / BATCH && rig.service.node().status().purged_index > 0 {
+            break;
+        }
+        assert!(round < ROUNDS_MAX, "nothing was dropped from the log");
         let names: Vec<String> = (0..BATCH).map(|i| format!("cycle/{round}/{i}")).collect();
         let items = names.iter().map(|name| requests::item(name, 100, rand::random(), "")).collect();
         let request = v1::PutStartRequest { session_id: session, items, ..Default::default() };
@@ -413,8 +419,7 @@ async fn case_007_the_log_is_bounded_and_a_standby_that_was_down_comes_back_by_s
         most = most.max(bytes_on_disk(&trio.options[leader].data_dir.join("log")));
     }
     let status = rig.service.node().status();
-    println!("{CYCLES} cycles, {} entries: the log had {most} bytes at most", status.last_log_index);
-    assert!(status.purged_index > 0, "nothing was dropped from the log");
+    println!("{} entries: the log had {most} bytes at most", status.last_log_index);
     assert!(most < LOG_BYTES_MAX, "the log had {most} bytes");
     let before = status.purged_index;
 
