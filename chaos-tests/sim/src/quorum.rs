@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use openraft::async_runtime::AsyncRuntime;
+use openraft_rt_sim::SimRuntime;
 use parking_lot::Mutex;
 use tidepool_master::sim::{self, Machine};
 use tidepool_master::{FailoverReclaim, Master, MasterOptions};
@@ -15,6 +17,9 @@ use tidepool_raft::{Member, Role};
 
 use crate::net::{Net, Port};
 use crate::params::Params;
+
+/// How long a machine takes to start.
+const BOOT: Duration = Duration::from_millis(300);
 
 /// Masters of a quorum.
 pub const MASTERS: u64 = 3;
@@ -139,6 +144,8 @@ impl Quorum {
     }
 
     async fn boot(&self, id: u64) -> Result<(), String> {
+        // No machine is back in the instant in which it lost power: what was sent to it meanwhile is refused, and its peers notice.
+        SimRuntime::sleep(BOOT).await;
         let skew = self.skew.get(&id).copied().unwrap_or(0);
         let machine = SimMachine::new(id, skew, Duration::from_secs(id * 1_000));
         let dir = std::path::PathBuf::new();
