@@ -169,11 +169,7 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             | Plant::FenceWithoutAbort
     );
     match plant {
-        // Few keys and many that ask: some read of a leader that was cut off while others write to the next.
-        Plant::NoReadFence => {
-            need(&[Fault::IsolateMaster, Fault::CutMasters]);
-            (params.keys, params.clients, params.faults_for) = (2, 6, Duration::from_secs(8));
-        }
+        Plant::NoReadFence => need(&[Fault::IsolateMaster, Fault::CutMasters]),
         // One leader all the time: what a failover does to log time is not to be blamed.
         Plant::WallClock => {
             (params.faults, params.faults_for) = (vec![Fault::StepClock], Duration::from_secs(8));
