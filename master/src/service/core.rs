@@ -8,8 +8,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, OpId, PROTOCOL_VERSION, planted, v1};
-use tidepool_raft::rt::{self, watch};
-use tidepool_raft::{Member, Role};
+use tidepool_raft::Member;
 
 use super::agreement::Halt;
 use super::clients::Clients;
@@ -25,9 +24,6 @@ use super::tenure::Tenure;
 use crate::directory::limits::ANCESTORS_MAX;
 use crate::directory::{Ancestors, Directory, Op, Outcome};
 
-/// How long a hello waits for a master that was elected to take office: longer than its first entry takes.
-const OFFICE_WAIT: Duration = Duration::from_millis(100);
-
 /// Shared by every face of a master.
 pub struct Service {
     node: MasterNode,
@@ -39,8 +35,6 @@ pub struct Service {
     snapshots: Snapshots,
     halt: Halt,
     tenure: RwLock<Option<Arc<Tenure>>>,
-    /// Changes when office is taken or left.
-    office: watch::Sender<()>,
     term: AtomicU64,
 }
 
@@ -63,7 +57,6 @@ impl Service {
             snapshots,
             halt: Halt::default(),
             tenure: RwLock::new(None),
-            office: watch::Sender::new(()),
             term: AtomicU64::new(0),
         })
     }
@@ -122,7 +115,6 @@ impl Service {
         self.metrics.is_leader.set(i64::from(tenure.is_some()));
         self.evictor().keep_hints(tenure.is_some());
         let before = std::mem::replace(&mut *self.tenure.write(), tenure);
-        self.office.send_replace(());
         if let Some(before) = before {
             before.end();
         }
@@ -134,28 +126,6 @@ impl Service {
             Some(tenure) => Ok(tenure.clone()),
             None => Err(self.not_leader()),
         }
-    }
-
-    /// The same; a master that was elected and is about to take office answers when it has. Whoever looks for the leader is spared
-    /// another round.
-    async fn tenure_soon(&self) -> Result<Arc<Tenure>, Error> {
-        let (mut office, mut leadership) = (self.office.subscribe(), self.node.watch_leadership());
-        let soon = async {
-            loop {
-                office.borrow_and_update();
-                let is_coming = matches!(leadership.borrow_and_update().role, Role::Candidate | Role::Leader);
-                match self.tenure() {
-                    Err(_) if is_coming => {}
-                    found => return found,
-                }
-                tokio::select! {
-                    biased;
-                    changed = office.changed() => if changed.is_err() { return self.tenure() },
-                    changed = leadership.changed() => if changed.is_err() { return self.tenure() },
-                }
-            }
-        };
-        rt::timeout(OFFICE_WAIT, soon).await.unwrap_or_else(|_| self.tenure())
     }
 
     /// A point after which reads see every acknowledged mutation (R2): the linearizer first, state afterwards.
@@ -280,7 +250,7 @@ impl Service {
     pub async fn hello(&self, request: &v1::HelloRequest) -> Result<v1::HelloResponse, Error> {
         self.check_caller(request)?;
         let client_uuid = uuid(&request.client_uuid, "client_uuid")?;
-        let tenure = self.tenure_soon().await?;
+        let tenure = self.tenure()?;
         let outcome =
             tenure.proposer.propose_one(Op::OpenSession { client_uuid, host_id: &request.host_id }, None).await?;
         match outcome {
