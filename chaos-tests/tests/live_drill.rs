@@ -37,7 +37,10 @@ async fn supervise(cluster: &mut Cluster, directory: &std::path::Path) {
                 master.start().unwrap();
             }
             let file = directory.join(format!("{}.pid", at + 1));
-            std::fs::write(&file, master.id().unwrap().to_string()).unwrap();
+            // Renamed into place: whoever reads it meanwhile finds a number, not a file that was just emptied.
+            let new = file.with_extension("new");
+            std::fs::write(&new, master.id().unwrap().to_string()).unwrap();
+            std::fs::rename(&new, &file).unwrap();
         }
         tokio::time::sleep(POLL_EVERY).await;
     }
