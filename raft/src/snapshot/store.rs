@@ -36,12 +36,40 @@ pub struct SnapshotStore {
 struct Shared {
     dir: PathBuf,
     agreement: Agreement,
-    /// Oldest first.
-    kept: Mutex<Vec<SnapshotFile>>,
-    /// What is being sent to whom.
-    held: Mutex<Vec<(NodeId, SnapshotFile)>>,
+    /// Held by whoever changes files that are listed, while it does: taken before `lists`, never by async code.
+    changes: Mutex<()>,
+    /// Held for a look or a change in memory, never across the disk: the serving threads take it.
+    lists: Mutex<Lists>,
     incoming: Mutex<Incoming>,
     temporaries: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    /// Oldest first.
+    kept: Vec<SnapshotFile>,
+    /// What is being sent to whom.
+    held: Vec<(NodeId, SnapshotFile)>,
+}
+
+impl Lists {
+    fn agreed(&self) -> Option<&SnapshotFile> {
+        self.kept.iter().rfind(|file| file.is_agreed())
+    }
+
+    /// Takes out of the list what is neither the newest, nor one of the newest agreed ones, nor being sent.
+    fn prune(&mut self) -> Vec<SnapshotFile> {
+        let (mut stay, mut go, mut agreed) = (Vec::new(), Vec::new(), 0);
+        for (age, file) in self.kept.drain(..).rev().enumerate() {
+            agreed += usize::from(file.is_agreed());
+            let newest = age == 0 || (file.is_agreed() && agreed <= SNAPSHOTS_KEPT);
+            let sending = self.held.iter().any(|(_, sending)| sending.path() == file.path());
+            if newest || sending { stay.push(file) } else { go.push(file) }
+        }
+        stay.reverse();
+        self.kept = stay;
+        go
+    }
 }
 
 /// What arrives, and for which stream: an older stream may still be open somewhere.
@@ -88,8 +116,8 @@ impl SnapshotStore {
         let shared = Shared {
             dir: dir.to_owned(),
             agreement,
-            kept: Mutex::new(kept),
-            held: Mutex::default(),
+            changes: Mutex::default(),
+            lists: Mutex::new(Lists { kept, held: Vec::new() }),
             incoming: Mutex::new(incoming),
             temporaries: AtomicU64::new(0),
         };
@@ -98,25 +126,25 @@ impl SnapshotStore {
 
     /// The newest snapshot.
     pub fn current(&self) -> Option<SnapshotFile> {
-        self.shared.kept.lock().last().cloned()
+        self.shared.lists.lock().kept.last().cloned()
     }
 
     /// Those from which a log that begins after `purged` goes on, newest first.
     pub(crate) fn reached_by(&self, purged: Option<LogId>) -> Vec<SnapshotFile> {
-        let kept = self.shared.kept.lock();
-        kept.iter().rev().filter(|file| file.meta().last_log_id >= purged).cloned().collect()
+        let lists = self.shared.lists.lock();
+        lists.kept.iter().rev().filter(|file| file.meta().last_log_id >= purged).cloned().collect()
     }
 
     /// The newest snapshot that a majority vouched for.
     pub fn agreed(&self) -> Option<SnapshotFile> {
-        self.shared.kept.lock().iter().rfind(|file| file.is_agreed()).cloned()
+        self.shared.lists.lock().agreed().cloned()
     }
 
     /// Log id that the older of the agreed snapshots covers: the log after it must stay, so that losing the newer one
     /// loses nothing. None while there is but one.
     pub fn fallback(&self) -> Option<LogId> {
-        let kept = self.shared.kept.lock();
-        let older = kept.iter().rev().filter(|file| file.is_agreed()).nth(SNAPSHOTS_KEPT - 1);
+        let lists = self.shared.lists.lock();
+        let older = lists.kept.iter().rev().filter(|file| file.is_agreed()).nth(SNAPSHOTS_KEPT - 1);
         older.and_then(|file| file.meta().last_log_id)
     }
 
@@ -124,16 +152,17 @@ impl SnapshotStore {
     /// error in it would have stayed. A snapshot of that very index may have been taken after it was looked at, and has to wait
     /// for the next. Durable when it returns.
     pub fn vouch(&self, index: u64) -> Result<(), SnapshotError> {
-        let mut kept = self.shared.kept.lock();
+        let _changes = self.shared.changes.lock();
         let covers = |file: &SnapshotFile| file.meta().last_log_id.is_none_or(|id| id.index < index);
-        let vouched: Vec<SnapshotFile> = kept.iter().filter(|f| !f.is_agreed() && covers(f)).cloned().collect();
+        let is_vouched = |file: &&SnapshotFile| !file.is_agreed() && covers(file);
+        let vouched: Vec<SnapshotFile> = self.shared.lists.lock().kept.iter().filter(is_vouched).cloned().collect();
         for file in &vouched {
             self.mark(file.path())?;
         }
         if !vouched.is_empty() {
             self.sync_dir()?;
             vouched.iter().for_each(SnapshotFile::note_agreed);
-            self.prune(&mut kept)?;
+            self.prune()?;
         }
         Ok(())
     }
@@ -141,9 +170,9 @@ impl SnapshotStore {
     /// Drops every snapshot that no majority vouched for, after this member's state was found to differ (M3). With `keep_aside`
     /// they stay, under a name that no start looks for.
     pub fn drop_doubtful(&self, keep_aside: bool) -> Result<(), SnapshotError> {
-        let mut kept = self.shared.kept.lock();
-        let (agreed, doubtful): (Vec<_>, Vec<_>) = kept.drain(..).partition(SnapshotFile::is_agreed);
-        *kept = agreed;
+        let _changes = self.shared.changes.lock();
+        let doubtful: Vec<SnapshotFile> =
+            self.shared.lists.lock().kept.extract_if(.., |file| !file.is_agreed()).collect();
         for file in doubtful {
             tracing::warn!(path = %file.path().display(), keep_aside, "snapshot dropped: no majority vouched for it");
             match keep_aside {
@@ -156,8 +185,9 @@ impl SnapshotStore {
 
     /// A snapshot that cannot be loaded is none: as if it had been found damaged.
     pub(crate) fn set_aside(&self, file: &SnapshotFile) -> Result<(), SnapshotError> {
+        let _changes = self.shared.changes.lock();
         self.rename(file, DAMAGED)?;
-        self.shared.kept.lock().retain(|kept| kept.path() != file.path());
+        self.shared.lists.lock().kept.retain(|kept| kept.path() != file.path());
         self.sync_dir()
     }
 
@@ -165,27 +195,27 @@ impl SnapshotStore {
     /// `purged`), or the newest that a majority vouched for. Where there is neither, the newest; whoever sends looks whether it is
     /// agreed.
     pub(crate) fn to_send(&self, purged: u64) -> Option<SnapshotFile> {
-        let held = self.shared.held.lock();
-        let held = held.iter().map(|(_, file)| file).find(|file| covered(file) >= purged).cloned();
-        held.or_else(|| self.agreed()).or_else(|| self.current())
+        let lists = self.shared.lists.lock();
+        let held = lists.held.iter().map(|(_, file)| file).find(|file| covered(file) >= purged);
+        held.or_else(|| lists.agreed()).or(lists.kept.last()).cloned()
     }
 
     /// From here on this snapshot is being sent to `target`: it stays, and with it the log after it.
     pub(crate) fn hold(&self, target: NodeId, file: &SnapshotFile) {
-        let mut held = self.shared.held.lock();
-        held.retain(|(to, _)| *to != target);
-        held.push((target, file.clone()));
+        let mut lists = self.shared.lists.lock();
+        lists.held.retain(|(to, _)| *to != target);
+        lists.held.push((target, file.clone()));
     }
 
     /// What is being sent: to whom, and the index it covers.
     pub(crate) fn held(&self) -> Vec<(NodeId, u64)> {
-        let held = self.shared.held.lock();
-        held.iter().map(|(to, file)| (*to, covered(file))).collect()
+        let lists = self.shared.lists.lock();
+        lists.held.iter().map(|(to, file)| (*to, covered(file))).collect()
     }
 
     /// It needs it no more.
     pub(crate) fn release(&self, target: NodeId) {
-        self.shared.held.lock().retain(|(to, _)| *to != target);
+        self.shared.lists.lock().held.retain(|(to, _)| *to != target);
     }
 
     /// Writes a frozen state and makes it current. Blocks on the disk.
@@ -283,7 +313,7 @@ impl SnapshotStore {
     }
 
     fn make_current(&self, file: SnapshotFile, is_agreed: bool) -> Result<SnapshotFile, SnapshotError> {
-        let mut kept = self.shared.kept.lock();
+        let _changes = self.shared.changes.lock();
         let path = self.shared.dir.join(name(file.meta()));
         if file.path() == path {
             return Ok(file);
@@ -303,25 +333,19 @@ impl SnapshotStore {
         fs::rename(file.path(), &path).map_err(failed)?;
         self.sync_dir()?;
         let file = file.moved_to(path.clone());
-        kept.retain(|old| old.path() != path);
-        kept.push(file.clone());
-        kept.sort_by_key(|file| file.meta().last_log_id);
-        self.prune(&mut kept)?;
+        {
+            let kept = &mut self.shared.lists.lock().kept;
+            kept.retain(|old| old.path() != path);
+            kept.push(file.clone());
+            kept.sort_by_key(|file| file.meta().last_log_id);
+        }
+        self.prune()?;
         Ok(file)
     }
 
-    /// Removes what is neither the newest, nor one of the newest agreed ones, nor being sent.
-    fn prune(&self, kept: &mut Vec<SnapshotFile>) -> Result<(), SnapshotError> {
-        let held = self.shared.held.lock();
-        let (mut stay, mut go, mut agreed) = (Vec::new(), Vec::new(), 0);
-        for (age, file) in kept.drain(..).rev().enumerate() {
-            agreed += usize::from(file.is_agreed());
-            let newest = age == 0 || (file.is_agreed() && agreed <= SNAPSHOTS_KEPT);
-            let sending = held.iter().any(|(_, sending)| sending.path() == file.path());
-            if newest || sending { stay.push(file) } else { go.push(file) }
-        }
-        stay.reverse();
-        *kept = stay;
+    /// Removes what is needed no more. The caller holds `changes`.
+    fn prune(&self) -> Result<(), SnapshotError> {
+        let go = self.shared.lists.lock().prune();
         go.iter().try_for_each(|file| self.remove(file))
     }
 

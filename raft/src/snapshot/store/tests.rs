@@ -217,7 +217,7 @@ fn voted(dir: &Path) -> SnapshotStore {
 }
 
 fn indexes(store: &SnapshotStore) -> Vec<u64> {
-    store.shared.kept.lock().iter().map(|file| file.meta().last_log_id.unwrap().index).collect()
+    store.shared.lists.lock().kept.iter().map(|file| file.meta().last_log_id.unwrap().index).collect()
 }
 
 #[test]
@@ -308,4 +308,39 @@ fn what_nobody_vouched_for_can_be_kept_aside() {
     store.set_aside(&last).unwrap();
     assert!(store.current().is_none() && store.agreed().is_none());
     assert_eq!(indexes(&voted(dir.path())), [0; 0]);
+}
+
+/// Whoever sends, vouches, writes and asks at the same time: nobody waits for ever for another's lock. A master stood still for good
+/// when one thread looked for what to send while another let go of what was vouched for. Tried with two locks, taken in
+/// both orders: fails.
+#[test]
+fn sending_vouching_and_writing_at_once_end() {
+    const ROUNDS: u64 = 150;
+    const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+    let dir = tempfile::tempdir().unwrap();
+    let store = voted(dir.path());
+    let (done, ended) = std::sync::mpsc::channel();
+    let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (writer, told, finish) = (store.clone(), done.clone(), over.clone());
+    std::thread::spawn(move || {
+        for index in 1..=ROUNDS {
+            writer.write(&meta(index), Box::new(Bytes(vec![1]))).unwrap();
+            writer.vouch(index + 1).unwrap();
+        }
+        finish.store(true, Ordering::Relaxed);
+        told.send(()).unwrap();
+    });
+    std::thread::spawn(move || {
+        while !over.load(Ordering::Relaxed) {
+            if let Some(file) = store.to_send(0) {
+                store.hold(2, &file);
+            }
+            store.release(2);
+            store.current();
+        }
+        done.send(()).unwrap();
+    });
+    for _ in 0..2 {
+        ended.recv_timeout(LIMIT).expect("every thread ends: they wait for each other");
+    }
 }
