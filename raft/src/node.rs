@@ -37,7 +37,6 @@ use crate::propose::{Applied, ProposeError, hint};
 use crate::read::{ReadBarrier, ReadError, SuspendWatch};
 use crate::snapshot::SnapshotFile;
 use crate::status::{NodeStatus, member_statuses};
-use crate::transfer::{TransferError, catch_up_limit, choose, handover_limit, lacks};
 use crate::types::{CommittedLeaderId, PAYLOAD_BYTES_MAX, Payload, term_of};
 
 /// A member of the quorum. Cheap to clone; ends with [`RaftNode::shutdown`] or its last clone.
@@ -94,7 +93,7 @@ const CLOSE_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 const TEND_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Opens the gate again however the handover ends.
-struct Gate<'a>(&'a watch::Sender<bool>);
+pub(crate) struct Gate<'a>(&'a watch::Sender<bool>);
 
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
@@ -159,6 +158,15 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
 
     pub(crate) fn profile(&self) -> ElectionProfile {
         self.inner.parts.options.election
+    }
+
+    pub(crate) fn parts(&self) -> &Parts<C, M, N> {
+        &self.inner.parts
+    }
+
+    /// No proposals until it is dropped. None: it is closed already.
+    pub(crate) fn close_gate(&self) -> Option<Gate<'_>> {
+        (!self.inner.handing_over.send_replace(true)).then(|| Gate(&self.inner.handing_over))
     }
 
     pub(crate) fn network_and_identity(&self) -> (&N, &IdentityStore) {
@@ -431,72 +439,6 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             fenced: !inner.parts.fence.passed(),
             waiting_for: inner.waiting_for.lock().clone(),
             fatal: inner.parts.failure.get().map(|fatal| fatal.to_string()),
-        }
-    }
-
-    /// Hands leadership to `to`, or to the standby that is nearest (M7). Refused unless it can take over at once.
-    /// While it goes on nothing new is accepted here.
-    pub async fn transfer_leader(&self, to: Option<NodeId>) -> Result<NodeId, TransferError> {
-        let inner = &self.inner;
-        let profile = inner.parts.options.election;
-        let fatal = |e: &dyn std::fmt::Display| TransferError::Fatal(e.to_string());
-        if self.inner.leadership.borrow().role != Role::Leader {
-            return Err(TransferError::NotLeader);
-        }
-        if inner.handing_over.send_replace(true) {
-            return Err(TransferError::Busy);
-        }
-        let _gate = Gate(&inner.handing_over);
-        let raft = &inner.parts.raft;
-        let target = self.choose_target(to.map(|id| id.0)).await?;
-        let wait = raft.wait(Some(catch_up_limit(profile)));
-        let caught_up = wait.metrics(
-            |m| m.running_state.is_err() || !m.state.is_leader() || lacks(m, target) == Some(0),
-            "the next leader holds the whole log",
-        );
-        let metrics = match caught_up.await {
-            Ok(metrics) => metrics,
-            Err(openraft::metrics::WaitError::Timeout(..)) => {
-                return Err(TransferError::NotReady(format!(
-                    "node {target} did not catch up within {:?}",
-                    catch_up_limit(profile)
-                )));
-            }
-            Err(error) => return Err(fatal(&error)),
-        };
-        metrics.running_state.map_err(|e| fatal(&e))?;
-        if !metrics.state.is_leader() {
-            return Err(TransferError::NotLeader);
-        }
-        raft.trigger().transfer_leader(target).await.map_err(|e| fatal(&e))?;
-        let own = inner.parts.options.node_id.0;
-        let wait = raft.wait(Some(handover_limit(profile)));
-        let taken_over = wait.metrics(
-            |m| m.running_state.is_err() || m.current_leader.is_some_and(|leader| leader != own),
-            "another leads",
-        );
-        match taken_over.await {
-            Ok(metrics) => {
-                metrics.running_state.map_err(|e| fatal(&e))?;
-                metrics.current_leader.map(NodeId).ok_or(TransferError::TimedOut(NodeId(target)))
-            }
-            Err(openraft::metrics::WaitError::Timeout(..)) => Err(TransferError::TimedOut(NodeId(target))),
-            Err(error) => Err(fatal(&error)),
-        }
-    }
-
-    /// Whoever can take over at once. With the gate closed a standby soon is where it must be, or never.
-    async fn choose_target(&self, asked: Option<u64>) -> Result<u64, TransferError> {
-        let profile = self.inner.parts.options.election;
-        let deadline = <C::AsyncRuntime as AsyncRuntime>::Instant::now() + catch_up_limit(profile);
-        loop {
-            let chosen = choose(&self.inner.parts.raft.metrics().borrow_watched(), asked, profile);
-            match chosen {
-                Err(TransferError::NotReady(_)) if <C::AsyncRuntime as AsyncRuntime>::Instant::now() < deadline => {
-                    C::AsyncRuntime::sleep(profile.heartbeat() / 4).await;
-                }
-                chosen => return chosen,
-            }
         }
     }
 

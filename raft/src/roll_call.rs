@@ -26,17 +26,25 @@ pub(crate) async fn roll_call<'m, C: Host, N: Network>(
     members: &'m [Member],
 ) -> Vec<(&'m Member, Result<v1::HandshakeResponse, LinkError>)> {
     let others = members.iter().filter(|member| member.node_id != own);
-    let asking = others.map(|member| async move {
-        let request = v1::HandshakeRequest {
-            identity: Some(identity.to_wire()),
-            target_node_id: member.node_id.0,
-            store_uuid: identity.store_uuid(),
-        };
-        let address = member.address.to_string();
-        let asking = network.handshake(&address, request, ANSWER_LIMIT);
-        // The network keeps the limit itself; this is the belt to its braces.
-        let answer = C::AsyncRuntime::timeout(ANSWER_LIMIT * 2, asking).await;
-        (member, answer.unwrap_or(Err(LinkError::Timeout(ANSWER_LIMIT))))
-    });
+    let asking =
+        others.map(|member| async move { (member, ask::<C, N>(network, identity, member, ANSWER_LIMIT).await) });
     futures::future::join_all(asking).await
+}
+
+/// Asks one member who it is.
+pub(crate) async fn ask<C: Host, N: Network>(
+    network: &N,
+    identity: &IdentityStore,
+    member: &Member,
+    limit: Duration,
+) -> Result<v1::HandshakeResponse, LinkError> {
+    let request = v1::HandshakeRequest {
+        identity: Some(identity.to_wire()),
+        target_node_id: member.node_id.0,
+        store_uuid: identity.store_uuid(),
+    };
+    let address = member.address.to_string();
+    let asking = network.handshake(&address, request, limit);
+    // The network keeps the limit itself; this is the belt to its braces.
+    C::AsyncRuntime::timeout(limit * 2, asking).await.unwrap_or(Err(LinkError::Timeout(limit)))
 }

@@ -76,3 +76,46 @@ fn without_the_fence_stale_reads_appear() {
     println!("fence skipped: {elected} new leaders, {stale} stale reads");
     assert!(stale > 0, "{elected} new leaders and no stale read: the fence's test tests nothing");
 }
+
+/// A follower restarts, and leadership is handed over while it keeps out of elections: to the other one, at once. When it is asked
+/// for itself, it takes over as soon as it may.
+async fn handovers_beside_a_restart(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let cluster = cluster(seed, &dir, |_| {});
+    start_all(&cluster).await?;
+    for round in 0..6 {
+        put(&cluster, round).await?;
+        pause(500).await;
+        let (old, _) = leader(&cluster).await?;
+        let others: Vec<u64> = cluster.ids().into_iter().filter(|id| *id != old.node_id().0).collect();
+        let (restarts, stays) = if round % 2 == 0 { (others[0], others[1]) } else { (others[1], others[0]) };
+        cluster.kill(restarts, usize::MAX, false).await;
+        pause(5).await;
+        let back = start(&cluster, restarts).await?;
+        let level = || (back.status().applied_index >= old.status().applied_index).then_some(());
+        until("it is level again", 5_000, level).await?;
+        if !back.status().fenced {
+            return Err("it takes part in elections already: this shows nothing".to_owned());
+        }
+        let began = SimInstant::now();
+        let asked = (round >= 4).then_some(restarts);
+        let next = old.transfer_leader(asked.map(tidepool_proto::NodeId)).await.map_err(text)?;
+        let took = SimInstant::now() - began;
+        if next.0 != asked.unwrap_or(stays) {
+            return Err(format!("node {next} took over, not {}", asked.unwrap_or(stays)));
+        }
+        if asked.is_none() && took >= old.parts().options.election.timeout_min() {
+            return Err(format!("it took {took:?}: an election decided"));
+        }
+    }
+    Ok(())
+}
+
+/// Tried without asking the standbys first: fails.
+#[test]
+fn a_handover_passes_over_a_member_that_keeps_out_of_elections() {
+    for seed in seeds(20) {
+        run("a_handover_passes_over_a_member_that_keeps_out_of_elections", seed, |dir| {
+            handovers_beside_a_restart(seed, dir)
+        });
+    }
+}
