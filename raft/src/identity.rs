@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, NodeId, PROTOCOL_VERSION, v1};
 
 use crate::log::StoreId;
@@ -51,6 +51,8 @@ pub struct Record {
 #[derive(Debug)]
 pub struct IdentityStore {
     path: PathBuf,
+    /// Held across the disk by whoever changes the record; `record` only for the change in memory.
+    changes: Mutex<()>,
     record: RwLock<Record>,
 }
 
@@ -100,7 +102,7 @@ impl IdentityStore {
             );
             return Err(Error::new(ErrorCode::WrongCluster, message));
         }
-        Ok(IdentityStore { path, record: RwLock::new(record) })
+        Ok(IdentityStore { path, changes: Mutex::default(), record: RwLock::new(record) })
     }
 
     /// The identity of a directory in use, whoever's it is; the log store beside it must be `store`.
@@ -126,12 +128,13 @@ impl IdentityStore {
 
     /// Changes the record durably: written and synced before it is seen. Blocks on the disk.
     pub fn update(&self, change: impl FnOnce(&mut Record)) -> io::Result<()> {
-        let mut record = self.record.write();
-        let mut next = record.clone();
+        let _one_at_a_time = self.changes.lock();
+        let before = self.record();
+        let mut next = before.clone();
         change(&mut next);
-        if next != *record {
+        if next != before {
             write(&self.path, &next)?;
-            *record = next;
+            *self.record.write() = next;
         }
         Ok(())
     }

@@ -407,10 +407,13 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let now = <C::AsyncRuntime as AsyncRuntime>::Instant::now();
         let leads = metrics.state.is_leader();
         let lag = if leads { LagView::default() } else { inner.inbound.lag() };
+        // Copied first: nobody who waits for these locks waits for those that are taken below.
+        let leadership = inner.leadership.borrow().clone();
+        let waiting_for = inner.waiting_for.lock().clone();
         NodeStatus {
             node_id: self.node_id(),
             identity: self.identity(),
-            leadership: inner.leadership.borrow().clone(),
+            leadership,
             last_log_index: metrics.last_log_index.unwrap_or(0),
             committed_index: index(metrics.cluster_committed.max(metrics.local_committed)),
             applied_index: machine.machine.applied().map_or(0, |at| at.index),
@@ -437,7 +440,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             snapshot_age: machine.snapshots.current().and_then(|file| file.age()),
             leader_silence_max: inner.parts.options.election.silence_max(),
             fenced: !inner.parts.fence.passed(),
-            waiting_for: inner.waiting_for.lock().clone(),
+            waiting_for,
             fatal: inner.parts.failure.get().map(|fatal| fatal.to_string()),
         }
     }

@@ -360,12 +360,12 @@ impl Shards {
         self.read(at.shard()).record(at.slot()).map(f)
     }
 
-    /// Replaces all content.
-    pub(super) fn replace(&self, with: Shards) {
+    /// Replaces all content, and gives back what was there: the caller drops it when nobody waits for its locks.
+    #[must_use]
+    pub(super) fn replace(&self, with: Shards) -> Vec<impl Sized> {
         self.epoch.fetch_add(1, Ordering::SeqCst);
-        for (shard, new) in self.shards.iter().zip(with.shards) {
-            *shard.write() = new.into_inner();
-        }
+        let pairs = self.shards.iter().zip(with.shards);
+        pairs.map(|(shard, new)| std::mem::replace(&mut *shard.write(), new.into_inner())).collect()
     }
 
     /// Starts undo lists; false when another freeze has them. The caller keeps apply away.

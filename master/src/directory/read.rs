@@ -295,5 +295,6 @@ fn session_view(id: SessionId, session: &Session) -> SessionView {
         floor: session.floor,
         open_grants: session.open_grants,
         open_bytes: session.open_bytes,
+        outcomes: session.outcomes.len(),
     }
 }

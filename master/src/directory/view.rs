@@ -206,6 +206,8 @@ pub struct SessionView {
     pub open_grants: u64,
     /// Bytes of their extents, all replicas counted.
     pub open_bytes: u64,
+    /// Answers of numbered removals that are remembered.
+    pub outcomes: usize,
 }
 
 /// A retired replica whose space waits for `Reclaim` or for a fence.

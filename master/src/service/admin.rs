@@ -43,7 +43,7 @@ impl AdminFace {
         if at == 0 {
             let tenure = self.service.tenure()?;
             let before = machine.last_checkpoint().map_or(0, |(index, _)| index);
-            match tenure.proposer.propose_one(Op::Checkpoint { index: 0, digest: 0 }, None).await? {
+            match tenure.proposer.commit(Op::Checkpoint { index: 0, digest: 0 }).await? {
                 Outcome::Done => {}
                 Outcome::Refused(error) => return Err(error),
                 other => return Err(unexpected("checkpoint", &other)),

@@ -122,10 +122,8 @@ impl Service {
 
     /// The term in office, or NOT_LEADER with a hint.
     pub fn tenure(&self) -> Result<Arc<Tenure>, Error> {
-        match &*self.tenure.read() {
-            Some(tenure) => Ok(tenure.clone()),
-            None => Err(self.not_leader()),
-        }
+        let tenure = self.tenure.read().clone();
+        tenure.ok_or_else(|| self.not_leader())
     }
 
     /// A point after which reads see every acknowledged mutation (R2): the linearizer first, state afterwards.

@@ -86,6 +86,7 @@ impl Inbox {
     }
 }
 
+#[derive(Default)]
 struct Policies {
     by_tenant: BTreeMap<TenantId, Box<dyn Policy>>,
     /// Requests for the standbys; None: nobody is told.
@@ -155,11 +156,15 @@ impl Evictor {
 
     /// The whole state was replaced by one in which these objects are readable.
     pub fn replaced(&self, readable: Vec<Change>) {
-        let mut policies = self.policies.lock();
-        *self.inbox.lock() = Inbox::default();
-        policies.by_tenant.clear();
+        // Made aside, and what was there goes last: nobody waits for a million records.
+        let mut fresh = Policies::default();
         let events = readable.into_iter().map(Event::Change).collect();
-        self.work_off(&mut policies, &Inbox { events, ..Inbox::default() });
+        self.work_off(&mut fresh, &Inbox { events, ..Inbox::default() });
+        let mut policies = self.policies.lock();
+        let inbox = std::mem::take(&mut *self.inbox.lock());
+        let before = std::mem::replace(&mut policies.by_tenant, fresh.by_tenant);
+        drop(policies);
+        drop((inbox, before));
     }
 
     /// Works off what was noted, and hears again. Returns how many requests were not told since the last time.

@@ -119,7 +119,7 @@ fn target(present: u16, to: u32, members: &[Known]) -> Result<Option<u16>, Error
 }
 
 async fn propose(proposer: &Proposer, level: u16) -> Result<(), Error> {
-    match proposer.propose_one(Op::RaiseFeatureLevel { level }, None).await? {
+    match proposer.commit(Op::RaiseFeatureLevel { level }).await? {
         Outcome::Done => {
             tracing::info!(level, "the feature level was raised");
             Ok(())

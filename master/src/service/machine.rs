@@ -15,7 +15,8 @@ use tidepool_raft::{Frozen, Levels, LogPosition, MachineError, StateMachine};
 use super::audit::AuditMetrics;
 use super::evictor::Evictor;
 use crate::directory::{
-    Directory, Entry, FEATURE_LEVEL, FrozenDirectory, Op, Outcome, Violation, ViolationKind, admit_image,
+    Directory, Entry, FEATURE_LEVEL, FEATURE_LEVEL_FIRST, FrozenDirectory, Op, Outcome, Violation, ViolationKind,
+    admit_image,
 };
 
 /// Digests remembered for comparison between masters at one index.
@@ -27,6 +28,9 @@ pub struct Machine {
     evictor: Evictor,
     checkpoints: Mutex<VecDeque<(u64, u128)>>,
     applied: watch::Sender<u64>,
+    /// Where apply stands, and the feature level there: asked for every message of a leader and every proposal, which must not wait
+    /// for an entry that takes long to apply.
+    stands: Mutex<(Option<LogPosition>, u16)>,
     ops: AtomicU64,
     entries: AtomicU64,
     audit: AuditMetrics,
@@ -52,6 +56,7 @@ impl Machine {
             evictor: Evictor::new(policy)?,
             checkpoints: Mutex::new(VecDeque::new()),
             applied: watch::Sender::new(0),
+            stands: Mutex::new((None, FEATURE_LEVEL_FIRST)),
             ops: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             audit,
@@ -116,7 +121,14 @@ impl Machine {
         self.checkpoints.lock().clear();
     }
 
+    /// The feature level of the applied state.
+    pub fn feature_level(&self) -> u16 {
+        self.stands.lock().1
+    }
+
     fn advance(&self, at: LogPosition) {
+        let level = self.directory.feature_level();
+        *self.stands.lock() = (Some(at), level);
         self.applied.send_replace(at.index);
     }
 
@@ -226,11 +238,11 @@ impl StateMachine for Machine {
     }
 
     fn levels(&self) -> Levels {
-        Levels { state: self.directory.feature_level(), binary: FEATURE_LEVEL }
+        Levels { state: self.feature_level(), binary: FEATURE_LEVEL }
     }
 
     fn applied(&self) -> Option<LogPosition> {
-        self.directory.applied().map(|(index, term)| LogPosition { term, index })
+        self.stands.lock().0
     }
 
     fn freeze(&self) -> Box<dyn Frozen> {
@@ -248,8 +260,8 @@ impl StateMachine for Machine {
         self.directory.restore(input).map_err(|e| MachineError::new(format!("snapshot at {at}: {e}")))?;
         self.forget_before(at.index);
         self.evictor.replaced(self.directory.all_readable());
-        match self.applied() {
-            Some(applied) if applied == at => {
+        match self.directory.applied() {
+            Some(applied) if applied == (at.index, at.term) => {
                 self.advance(at);
                 #[cfg(feature = "sim")]
                 super::sim::observe(&self.directory, at.index, &[]);

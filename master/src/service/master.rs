@@ -38,6 +38,10 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Largest gRPC message a master takes.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// How often a silent connection is asked whether somebody is there, and how long the answer may take: whoever lost power says
+/// nothing, and must not keep a connection for ever.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_MAX: Duration = Duration::from_secs(5);
 /// How long a stopping leader tries to hand over.
 const HANDOVER_WAIT: Duration = Duration::from_secs(2);
 /// How long a leader that handed over still answers, NOT_LEADER and who leads: a client with a call open goes there at once; one
@@ -243,6 +247,8 @@ fn serve(
     let admin = AdminServiceServer::new(AdminFace::new(service.clone(), log_filter));
     let server = Server::builder()
         .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_MAX))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .add_service(client)

@@ -2,7 +2,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::stream::{self, Stream, StreamExt};
 use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId, v1};
@@ -16,9 +15,6 @@ use super::options::REPLICA_IDS_PER_BATCH;
 use super::tenure::Tenure;
 use super::upkeep;
 use crate::directory::{Contact, NodeView, Op, Outcome};
-
-/// How long a registration may wait for its commit.
-const COMMIT_WAIT: Duration = Duration::from_secs(5);
 
 /// The gRPC face for datanodes.
 pub struct NodeFace {
@@ -41,7 +37,7 @@ impl NodeFace {
             address: &request.address,
             host_id: &request.host_id,
         };
-        match commit(&tenure, op).await? {
+        match tenure.proposer.commit(op).await? {
             Outcome::Registered { node, incarnation } => {
                 tenure.nodes.heard(node);
                 tracing::info!(node = node.0, %incarnation, address = request.address, "datanode registered");
@@ -69,7 +65,7 @@ impl NodeFace {
         let mut mounted = Vec::with_capacity(request.segments.len());
         for (i, segment) in request.segments.iter().enumerate() {
             let op = Op::MountSegment { node, incarnation, name: &segment.name, bytes: segment.bytes };
-            mounted.push(match commit(&tenure, op).await? {
+            mounted.push(match tenure.proposer.commit(op).await? {
                 Outcome::Mounted { segment } => v1::MountedSegment { error: None, segment_id: segment.0 },
                 Outcome::Refused(error) => v1::MountedSegment { error: Some(error.for_item(i)), segment_id: 0 },
                 other => return Err(unexpected("mount_segment", &other)),
@@ -90,24 +86,13 @@ impl NodeFace {
             ids.map(|&id| Op::UnmountSegment { node, incarnation, segment: SegmentId(id) }).collect()
         };
         for op in ops {
-            match commit(&tenure, op).await? {
+            match tenure.proposer.commit(op).await? {
                 Outcome::Dropped { .. } => {}
                 Outcome::Refused(error) => return Err(error),
                 other => return Err(unexpected("unmount", &other)),
             }
         }
         Ok(())
-    }
-}
-
-async fn commit(tenure: &Tenure, op: Op<'_>) -> Result<Outcome, Error> {
-    let name = op.name();
-    match rt::timeout(COMMIT_WAIT, tenure.proposer.propose_one(op, None)).await {
-        Ok(outcome) => outcome,
-        Err(_) => Err(Error::new(
-            ErrorCode::DeadlineExceeded,
-            format!("{name} was not committed within {} s; its outcome is unknown", COMMIT_WAIT.as_secs()),
-        )),
     }
 }
 

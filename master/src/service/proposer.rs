@@ -25,6 +25,8 @@ use crate::directory::{EntryBuilder, FEATURE_LEVEL_FIRST, Op, Outcome, encode_op
 
 /// How often an entry that waits for its turn looks whether a quorum still answers.
 const QUORUM_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a caller waits for the commit of one op.
+const COMMIT_WAIT: Duration = Duration::from_secs(5);
 
 /// Handle to the proposer of one term.
 #[derive(Clone)]
@@ -79,6 +81,17 @@ impl Proposer {
         Ok(outcomes)
     }
 
+    /// Proposes one op that somebody waits for, and gives up waiting after a while.
+    pub async fn commit(&self, op: Op<'_>) -> Result<Outcome, Error> {
+        let name = op.name();
+        rt::timeout(COMMIT_WAIT, self.propose_one(op, None)).await.unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorCode::DeadlineExceeded,
+                format!("{name} was not committed within {} s; its outcome is unknown", COMMIT_WAIT.as_secs()),
+            ))
+        })
+    }
+
     /// Proposes one op.
     pub async fn propose_one(&self, op: Op<'_>, marks: Option<Marks>) -> Result<Outcome, Error> {
         let mut outcomes = self.propose(std::slice::from_ref(&op), marks).await?;
@@ -96,7 +109,7 @@ impl Proposer {
         marks: Option<Arc<Marks>>,
     ) -> Result<oneshot::Receiver<Result<Vec<Outcome>, Error>>, Error> {
         self.halt.check(ops)?;
-        let state = self.node.machine().directory().feature_level();
+        let state = self.node.machine().feature_level();
         if let Some(op) = ops.iter().find(|op| !op.is_allowed_at(state)) {
             // Not even logged: binaries that do not know it may still be members.
             let (name, level) = (op.name(), op.level());

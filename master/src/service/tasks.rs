@@ -275,7 +275,7 @@ async fn unmounted(service: &Service, tenure: &Tenure, segments: &[SegmentId]) -
             return Ok(false);
         }
         let op = Op::UnmountSegment { node: segment.node, incarnation: segment.incarnation, segment: id };
-        match tenure.proposer.propose_one(op, None).await? {
+        match tenure.proposer.commit(op).await? {
             Outcome::Dropped { .. } | Outcome::Refused(_) => {}
             other => return Err(unexpected("unmount_segment", &other)),
         }
@@ -294,7 +294,7 @@ async fn end(
     let cut = (0..=MESSAGE_BYTES_MAX.min(message.len())).rev().find(|&at| message.is_char_boundary(at)).unwrap_or(0);
     let message = &message[..cut];
     let op = Op::EndTask { task, state, left, message };
-    match tenure.proposer.propose_one(op, None).await? {
+    match tenure.proposer.commit(op).await? {
         Outcome::Done => {
             tracing::info!(%task, state = state.name(), left, message, "task ended");
             service.metrics().tasks_ended.with_label_values(&[state.name()]).inc();
@@ -333,7 +333,7 @@ pub async fn create(service: &Arc<Service>, request: &v1::CreateTaskRequest) -> 
         unmount: request.unmount,
         token,
     };
-    match tenure.proposer.propose_one(Op::CreateTask(create), None).await? {
+    match tenure.proposer.commit(Op::CreateTask(create)).await? {
         Outcome::TaskCreated { task } => {
             tenure.note_copy_ended();
             Ok(task)
@@ -425,7 +425,7 @@ pub async fn cancel(service: &Service, task: u64) -> Result<(), Error> {
     let running = service.directory().task(TaskId(task)).filter(|task| task.state == TaskState::Running);
     let left = running.map_or(0, |running| status(service, &tenure, TaskId(task), &running).left);
     let op = Op::EndTask { task: TaskId(task), state: TaskState::Cancelled, left, message: "cancelled" };
-    match tenure.proposer.propose_one(op, None).await? {
+    match tenure.proposer.commit(op).await? {
         Outcome::Done => {
             tenure.attempts.forget(TaskId(task));
             Ok(())

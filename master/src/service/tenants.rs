@@ -9,7 +9,7 @@ use crate::directory::{Op, Outcome, Quota};
 pub async fn set(service: &Service, request: &v1::SetTenantRequest) -> Result<(), Error> {
     let quota = Quota { bytes: request.quota_bytes, objects: request.quota_objects, refuse: request.refuse_over_quota };
     let tenure = service.tenure()?;
-    match tenure.proposer.propose_one(Op::SetTenant { name: &request.name, quota }, None).await? {
+    match tenure.proposer.commit(Op::SetTenant { name: &request.name, quota }).await? {
         Outcome::Tenant { .. } => Ok(()),
         Outcome::Refused(error) => Err(error),
         other => Err(unexpected("set_tenant", &other)),
@@ -19,7 +19,7 @@ pub async fn set(service: &Service, request: &v1::SetTenantRequest) -> Result<()
 /// Forgets a tenant that holds nothing.
 pub async fn drop(service: &Service, request: &v1::DropTenantRequest) -> Result<(), Error> {
     let tenure = service.tenure()?;
-    match tenure.proposer.propose_one(Op::DropTenant { name: &request.name }, None).await? {
+    match tenure.proposer.commit(Op::DropTenant { name: &request.name }).await? {
         Outcome::Done => Ok(()),
         Outcome::Refused(error) => Err(error),
         other => Err(unexpected("drop_tenant", &other)),

@@ -26,8 +26,10 @@ const DISCARD_INTERVAL: Duration = Duration::from_millis(250);
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
 const SESSIONS_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const SESSIONS_INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Sessions that one op ends.
+/// Sessions that one op ends, and remembered answers that it forgets with them, but for those of the first session: everything
+/// else waits while it is applied.
 const SESSIONS_PER_BATCH: usize = 4_096;
+const ANSWERS_PER_BATCH: usize = 16_384;
 /// Reclaim batches proposed in one round.
 const RECLAIM_BATCHES_MAX: usize = 16;
 
@@ -285,7 +287,13 @@ async fn expire_sessions(service: &Service, tenure: &Tenure) -> Result<(), Error
     }
     let sessions = service.directory().sessions().into_iter();
     let idle = sessions.filter(|s| s.open_grants == 0 && !service.clients().heard_within(s.session, timeout));
-    let sessions: Vec<SessionId> = idle.map(|s| s.session).take(SESSIONS_PER_BATCH).collect();
+    let mut answers = 0;
+    let few = idle.take_while(|session| {
+        let first = answers == 0;
+        answers += session.outcomes;
+        first || answers <= ANSWERS_PER_BATCH
+    });
+    let sessions: Vec<SessionId> = few.map(|session| session.session).take(SESSIONS_PER_BATCH).collect();
     if sessions.is_empty() {
         return Ok(());
     }

@@ -74,13 +74,18 @@ impl Directory {
     pub fn restore(&self, input: &mut dyn io::Read) -> Result<Manifest, RestoreError> {
         let shards = Shards::new();
         let (core, manifest) = load::load(input, &shards)?;
-        let mut place = self.core.write();
-        let mut topology = self.topology.write();
-        self.shards.replace(shards);
-        *topology = core.topology();
-        let changes = place.changes.take();
-        let auditor = Auditor::after(&place.auditor);
-        *place = Core { changes: changes.map(|_| Vec::new()), auditor, ..core };
+        // What was there goes last: to free a million records takes longer than others should wait.
+        let before = {
+            let mut place = self.core.write();
+            let mut topology = self.topology.write();
+            let records = self.shards.replace(shards);
+            *topology = core.topology();
+            let changes = place.changes.take();
+            let auditor = Auditor::after(&place.auditor);
+            let core = Core { changes: changes.map(|_| Vec::new()), auditor, ..core };
+            (std::mem::replace(&mut *place, core), records)
+        };
+        drop(before);
         Ok(manifest)
     }
 }
