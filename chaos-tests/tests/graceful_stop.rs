@@ -10,6 +10,8 @@ use tidepool_chaos_tests::clock::{monotonic_ns, ns_to_ms};
 use tidepool_chaos_tests::outage::Spread;
 use tidepool_chaos_tests::record::{Call, CallOutcome, CallRecord};
 
+/// Calls a second of each client: what a pause is measured with.
+const RATE_PER_S: f64 = 250.0;
 /// Leaders stopped one after the other.
 const STOPS: usize = 10;
 /// Handovers to a target that dies.
@@ -38,7 +40,7 @@ fn print_gaps(what: &str, logs: &[Vec<CallRecord>], times: &[u64]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_handovers_cost_no_call() {
     let mut pool = pool(|_| {}).await;
-    let fleet = load(&pool, 100.0);
+    let fleet = load(&pool, RATE_PER_S);
     goes_on(&fleet).await;
     let mut handovers = Vec::new();
     for _ in 0..STOPS {
@@ -55,7 +57,7 @@ async fn ten_handovers_cost_no_call() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_leaders_stopped_in_order_cost_no_call() {
     let mut pool = pool(|_| {}).await;
-    let fleet = load(&pool, 100.0);
+    let fleet = load(&pool, RATE_PER_S);
     goes_on(&fleet).await;
     let mut stops = Vec::new();
     for _ in 0..STOPS {
@@ -78,7 +80,7 @@ async fn ten_leaders_stopped_in_order_cost_no_call() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handover_to_a_target_that_dies_costs_no_call() {
     let mut pool = pool(|_| {}).await;
-    let fleet = load(&pool, 100.0);
+    let fleet = load(&pool, RATE_PER_S);
     goes_on(&fleet).await;
     let (mut handovers, mut kills) = (Vec::new(), Vec::new());
     for round in 0..DYING_TARGETS {

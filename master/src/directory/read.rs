@@ -7,7 +7,7 @@ use super::sessions::Session;
 use super::space::Segment;
 use super::tenants::Tenant;
 use super::view::{Change, Counts, GroupView, NodeView, ObjectView, RetiredView, SegmentView, SessionView, TenantView};
-use super::{Ancestors, ConfigState, Directory};
+use super::{Ancestors, ConfigState, Directory, Uuid};
 use std::sync::Arc;
 use tidepool_proto::{LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 
@@ -106,6 +106,11 @@ impl Directory {
     /// One session.
     pub fn session(&self, session: SessionId) -> Option<SessionView> {
         self.core.read().sessions.by_id.get(&session).map(|s| session_view(session, s))
+    }
+
+    /// The session of a client process.
+    pub fn session_of(&self, client_uuid: &Uuid) -> Option<SessionId> {
+        self.core.read().sessions.by_uuid.get(client_uuid).copied()
     }
 
     /// All sessions, by id.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, OpId, PROTOCOL_VERSION, planted, v1};
-use tidepool_raft::Member;
+use tidepool_raft::rt::{self, watch};
+use tidepool_raft::{Member, Role};
 
 use super::agreement::Halt;
 use super::clients::Clients;
@@ -24,6 +25,9 @@ use super::tenure::Tenure;
 use crate::directory::limits::ANCESTORS_MAX;
 use crate::directory::{Ancestors, Directory, Op, Outcome};
 
+/// How long a hello waits for a master that was elected to take office: longer than its first entry takes.
+const OFFICE_WAIT: Duration = Duration::from_millis(100);
+
 /// Shared by every face of a master.
 pub struct Service {
     node: MasterNode,
@@ -35,6 +39,8 @@ pub struct Service {
     snapshots: Snapshots,
     halt: Halt,
     tenure: RwLock<Option<Arc<Tenure>>>,
+    /// Changes when office is taken or left.
+    office: watch::Sender<()>,
     term: AtomicU64,
 }
 
@@ -57,6 +63,7 @@ impl Service {
             snapshots,
             halt: Halt::default(),
             tenure: RwLock::new(None),
+            office: watch::Sender::new(()),
             term: AtomicU64::new(0),
         })
     }
@@ -115,6 +122,7 @@ impl Service {
         self.metrics.is_leader.set(i64::from(tenure.is_some()));
         self.evictor().keep_hints(tenure.is_some());
         let before = std::mem::replace(&mut *self.tenure.write(), tenure);
+        self.office.send_replace(());
         if let Some(before) = before {
             before.end();
         }
@@ -124,6 +132,28 @@ impl Service {
     pub fn tenure(&self) -> Result<Arc<Tenure>, Error> {
         let tenure = self.tenure.read().clone();
         tenure.ok_or_else(|| self.not_leader())
+    }
+
+    /// The same; a master that was elected and is about to take office answers when it has. Whoever looks for the leader is spared
+    /// another round.
+    async fn tenure_soon(&self) -> Result<Arc<Tenure>, Error> {
+        let (mut office, mut leadership) = (self.office.subscribe(), self.node.watch_leadership());
+        let soon = async {
+            loop {
+                office.borrow_and_update();
+                let is_coming = matches!(leadership.borrow_and_update().role, Role::Candidate | Role::Leader);
+                match self.tenure() {
+                    Err(_) if is_coming => {}
+                    found => return found,
+                }
+                tokio::select! {
+                    biased;
+                    changed = office.changed() => if changed.is_err() { return self.tenure() },
+                    changed = leadership.changed() => if changed.is_err() { return self.tenure() },
+                }
+            }
+        };
+        rt::timeout(OFFICE_WAIT, soon).await.unwrap_or_else(|_| self.tenure())
     }
 
     /// A point after which reads see every acknowledged mutation (R2): the linearizer first, state afterwards.
@@ -248,20 +278,28 @@ impl Service {
     pub async fn hello(&self, request: &v1::HelloRequest) -> Result<v1::HelloResponse, Error> {
         self.check_caller(request)?;
         let client_uuid = uuid(&request.client_uuid, "client_uuid")?;
-        let tenure = self.tenure()?;
-        let outcome =
-            tenure.proposer.propose_one(Op::OpenSession { client_uuid, host_id: &request.host_id }, None).await?;
-        match outcome {
-            Outcome::Opened { session, .. } => Ok(v1::HelloResponse {
-                identity: Some(self.identity()),
-                session_id: session.0,
-                members: self.members(),
-                lease_ttl_default_ms: self.options.lease_ttl_default.as_millis() as u32,
-                lease_ttl_max_ms: self.lease_ttl_max().as_millis() as u32,
-            }),
-            Outcome::Refused(error) => Err(error),
-            other => Err(unexpected("open_session", &other)),
-        }
+        self.tenure_soon().await?;
+        let tenure = self.barrier().await?;
+        // After a failover every client comes back with a session that is known: no entry is needed to say so.
+        let known = self.directory().session_of(&client_uuid);
+        let session = match known {
+            Some(session) => session,
+            None => {
+                let open = Op::OpenSession { client_uuid, host_id: &request.host_id };
+                match tenure.proposer.propose_one(open, None).await? {
+                    Outcome::Opened { session, .. } => session,
+                    Outcome::Refused(error) => return Err(error),
+                    other => return Err(unexpected("open_session", &other)),
+                }
+            }
+        };
+        Ok(v1::HelloResponse {
+            identity: Some(self.identity()),
+            session_id: session.0,
+            members: self.members(),
+            lease_ttl_default_ms: self.options.lease_ttl_default.as_millis() as u32,
+            lease_ttl_max_ms: self.lease_ttl_max().as_millis() as u32,
+        })
     }
 
     /// The quorum as clients should know it.

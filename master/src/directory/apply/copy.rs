@@ -105,7 +105,8 @@ impl Apply<'_> {
             task: copy.task,
         };
         self.core.copies.insert(replica, open);
-        self.core.digest.add(|c| c.copy(replica, &open, &self.core.space));
+        let core = &mut *self.core;
+        core.digest.add(|c| c.copy(replica, &open, &core.space));
         let place = self.core.space.segment(segment);
         Ok(Outcome::CopyGranted(GrantedReplica {
             replica,
@@ -174,7 +175,8 @@ impl Apply<'_> {
     /// Takes a copy off the books; its extent is the caller's.
     pub(super) fn forget_copy(&mut self, replica: ReplicaId) -> Option<OpenCopy> {
         let copy = self.core.copies.remove(replica)?;
-        self.core.digest.sub(|c| c.copy(replica, &copy, &self.core.space));
+        let core = &mut *self.core;
+        core.digest.sub(|c| c.copy(replica, &copy, &core.space));
         Some(copy)
     }
 

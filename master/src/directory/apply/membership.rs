@@ -254,6 +254,7 @@ impl Apply<'_> {
         for at in located {
             let object = self.with_record(at, |r| r.object);
             losses.replicas += 1;
+            self.let_readers_in(losses.replicas as usize);
             if let Some(gone) = self.lose_replica(object, slot) {
                 losses.objects += 1;
                 // A put that is lost may be put again; a member that was there is missed at once.
@@ -299,8 +300,9 @@ impl Apply<'_> {
         let used_for = if complete { Use::Complete } else { Use::Processing };
         self.core.space.give(slot, replica.offset, bytes, used_for);
         self.charge(tenant, Charge::Return { bytes, objects: 0 });
-        if let Some(open) = self.core.open.get(&object)
-            && let Some(session) = self.core.sessions.by_id.get_mut(&open.session)
+        let core = &mut *self.core;
+        if let Some(open) = core.open.get(&object)
+            && let Some(session) = core.sessions.by_id.get_mut(&open.session)
         {
             session.open_bytes -= bytes;
         }

@@ -20,7 +20,7 @@ use super::op::{Entry, Op, TenantId};
 use super::outcome::Outcome;
 use super::topology::Topology;
 use super::view::Change;
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use release::Dropped;
 use std::cell::Cell;
 use tidepool_proto::capability::Secret;
@@ -31,7 +31,7 @@ type Applied = Result<Outcome, Error>;
 
 /// One op being applied.
 pub(super) struct Apply<'d> {
-    core: &'d mut Core,
+    core: RwLockWriteGuard<'d, Core>,
     shards: &'d Shards,
     topology: &'d RwLock<Topology>,
     at: OpId,
@@ -66,14 +66,23 @@ pub(super) fn apply_entry(
         }
         #[cfg(test)]
         plant_assertion(op);
-        let mut core = core.write();
-        let mut apply = Apply { core: &mut core, shards, topology, at };
+        let mut apply = Apply { core: core.write(), shards, topology, at };
         outcomes.push(apply.op(op).unwrap_or_else(Outcome::Refused));
     }
     outcomes
 }
 
+/// Objects that one op changes before it lets readers in.
+const OBJECTS_AT_ONCE: usize = 128;
+
 impl Apply<'_> {
+    /// Called by an op of many objects, between two of them: whoever waits to read gets in. What it sees is whole, object by object.
+    fn let_readers_in(&mut self, objects_done: usize) {
+        if objects_done.is_multiple_of(OBJECTS_AT_ONCE) {
+            RwLockWriteGuard::bump(&mut self.core);
+        }
+    }
+
     fn op(&mut self, op: &Op<'_>) -> Applied {
         let level = self.core.feature_level;
         if !op.is_allowed_at(level) {
@@ -123,7 +132,7 @@ impl Apply<'_> {
             Op::BeginHistory { before: (cluster, history) } => self.begin_history(*cluster, *history),
             Op::RaiseFeatureLevel { level } => self.raise_feature_level(*level),
             Op::Audit => {
-                audit::step(self.core, self.shards, self.topology, self.at.log_index());
+                audit::step(&mut self.core, self.shards, self.topology, self.at.log_index());
                 Ok(Outcome::Done)
             }
         }

@@ -40,6 +40,7 @@ impl Apply<'_> {
                 self.retire_object(member, mode);
                 retired.push(member);
             }
+            self.let_readers_in(retired.len());
         }
         Ok(Outcome::Retired { objects: retired })
     }

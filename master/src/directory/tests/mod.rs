@@ -19,6 +19,7 @@ mod pins;
 mod placement;
 mod put;
 mod random;
+mod readers;
 pub(crate) mod replay;
 mod replicated;
 mod sessions;
