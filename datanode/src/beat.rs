@@ -19,6 +19,7 @@ use crate::membership::Standing;
 use crate::metrics::Metrics;
 use crate::options::MasterTiming;
 use crate::payload::Payload;
+use crate::presence::PresenceChecker;
 use crate::registration::{is_forgotten, wire_identity};
 use crate::succession::{Lineage, Succeeded, Successor};
 
@@ -49,6 +50,29 @@ pub(crate) struct Beat<'a> {
     pub(crate) standing: Arc<Mutex<Standing>>,
 }
 
+/// What the leader asks for beside fences, and what is to be said about it.
+struct Duties {
+    inspector: Inspector,
+    copier: Copier,
+    presence: PresenceChecker,
+}
+
+impl Duties {
+    /// The stream is gone: all that was said and not answered is said again.
+    fn lost(&self) {
+        self.inspector.verdicts().lost();
+        self.copier.reports().lost();
+        self.presence.answers().lost();
+    }
+
+    /// The beat of this number was answered.
+    fn arrived(&self, sequence: u64) {
+        self.inspector.verdicts().arrived(sequence);
+        self.copier.reports().arrived(sequence);
+        self.presence.answers().arrived(sequence);
+    }
+}
+
 /// An open stream to a leader.
 struct Conversation {
     leader: Address,
@@ -66,14 +90,16 @@ enum Lost {
 impl Beat<'_> {
     /// Beats until the life is over.
     pub(crate) async fn run(self, registered_with: Address) -> BeatEnd {
-        let inspector = Inspector::new(self.life.clone(), self.metrics.clone(), self.verifications_max);
-        let copier = Copier::new(self.life.clone(), self.payload.clone(), self.metrics.clone(), self.copies_max);
+        let duties = Duties {
+            inspector: Inspector::new(self.life.clone(), self.metrics.clone(), self.verifications_max),
+            copier: Copier::new(self.life.clone(), self.payload.clone(), self.metrics.clone(), self.copies_max),
+            presence: PresenceChecker::new(self.life.clone()),
+        };
         let mut sequence = 0;
         let mut first = Some(registered_with);
         loop {
             self.life.writes().acknowledgements_lost();
-            inspector.verdicts().lost();
-            copier.reports().lost();
+            duties.lost();
             let (mut conversation, answer) = match self.open(first.as_ref(), &mut sequence).await {
                 Ok(opened) => opened,
                 Err(end) => return end,
@@ -84,8 +110,8 @@ impl Beat<'_> {
                 standing.leader = Some(conversation.leader.clone());
                 standing.doing = "serving".into();
             }
-            let lost = match self.obey(answer, &inspector, &copier) {
-                Ok(()) => self.converse(&mut conversation, &inspector, &copier, &mut sequence).await,
+            let lost = match self.obey(answer, &duties) {
+                Ok(()) => self.converse(&mut conversation, &duties, &mut sequence).await,
                 Err(lost) => lost,
             };
             self.life.writes().clock().lost();
@@ -138,13 +164,7 @@ impl Beat<'_> {
         }
     }
 
-    async fn converse(
-        &self,
-        conversation: &mut Conversation,
-        inspector: &Inspector,
-        copier: &Copier,
-        sequence: &mut u64,
-    ) -> Lost {
+    async fn converse(&self, conversation: &mut Conversation, duties: &Duties, sequence: &mut u64) -> Lost {
         let interval = self.life.registration().heartbeat_interval;
         let patience = self.timing.heartbeat_timeout.max(interval * 4);
         let mut ticker = tokio::time::interval(interval);
@@ -162,7 +182,7 @@ impl Beat<'_> {
                         Err(status) => return Lost::Leader(None, status_error(status).to_string()),
                     };
                     silence.as_mut().reset(tokio::time::Instant::now() + patience);
-                    if let Err(lost) = self.obey(answer, inspector, copier) {
+                    if let Err(lost) = self.obey(answer, duties) {
                         return lost;
                     }
                     continue;
@@ -170,8 +190,9 @@ impl Beat<'_> {
                 () = &mut silence => return Lost::Leader(None, format!("it was silent for {} ms", patience.as_millis())),
                 _ = ticker.tick() => {}
                 () = self.life.writes().acknowledgement_ready() => {}
-                () = inspector.verdicts().ready() => {}
-                () = copier.reports().ready() => {}
+                () = duties.inspector.verdicts().ready() => {}
+                () = duties.copier.reports().ready() => {}
+                () = duties.presence.answers().ready() => {}
                 _ = conversation.beats.reserve(), if unsent => {}
             }
             *sequence += 1;
@@ -180,8 +201,9 @@ impl Beat<'_> {
                 Ok(slot) => {
                     unsent = false;
                     beat.fenced_replicas = self.life.writes().take_acknowledgements(*sequence, PER_BEAT_MAX);
-                    beat.verdicts = inspector.verdicts().take(*sequence, PER_BEAT_MAX);
-                    beat.copies = copier.reports().take(*sequence, PER_BEAT_MAX);
+                    beat.verdicts = duties.inspector.verdicts().take(*sequence, PER_BEAT_MAX);
+                    beat.copies = duties.copier.reports().take(*sequence, PER_BEAT_MAX);
+                    beat.presence = duties.presence.answers().take(*sequence, 1).pop();
                     self.metrics.fence_acknowledgements.inc_by(beat.fenced_replicas.len() as u64);
                     slot.send(beat);
                 }
@@ -205,11 +227,12 @@ impl Beat<'_> {
             verdicts: Vec::new(),
             identity: Some(wire_identity(Some(registration.cluster), registration.history, registration.node)),
             copies: Vec::new(),
+            presence: None,
         }
     }
 
     /// Does what an answer says.
-    fn obey(&self, answer: v1::HeartbeatResponse, inspector: &Inspector, copier: &Copier) -> Result<(), Lost> {
+    fn obey(&self, answer: v1::HeartbeatResponse, duties: &Duties) -> Result<(), Lost> {
         let known = Known::of(&self.life);
         if !known.is_same_life(answer.identity.as_ref()) {
             return Err(Lost::Leader(None, "it speaks for another history or cluster".into()));
@@ -233,8 +256,7 @@ impl Beat<'_> {
         self.metrics.beats.inc();
         self.standing.lock().last_beat = Some(Instant::now());
         writes.acknowledgements_arrived(answer.sequence);
-        inspector.verdicts().arrived(answer.sequence);
-        copier.reports().arrived(answer.sequence);
+        duties.arrived(answer.sequence);
         self.masters.learn(&answer.masters);
         if !answer.fence_replicas.is_empty() {
             let replicas: Vec<ReplicaId> = answer.fence_replicas.iter().map(|&id| ReplicaId(id)).collect();
@@ -243,10 +265,13 @@ impl Beat<'_> {
             self.metrics.fences.inc_by(replicas.len() as u64);
         }
         for verify in answer.verify {
-            inspector.inspect(verify);
+            duties.inspector.inspect(verify);
         }
         for order in answer.copy {
-            copier.copy(order);
+            duties.copier.copy(order);
+        }
+        if let Some(query) = answer.presence {
+            duties.presence.ask(answer.term, query);
         }
         Ok(())
     }

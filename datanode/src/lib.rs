@@ -28,6 +28,7 @@ mod options;
 mod outbox;
 mod payload;
 mod prefault;
+mod presence;
 mod registration;
 pub mod segment;
 #[cfg(feature = "sim")]

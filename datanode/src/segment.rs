@@ -268,9 +268,9 @@ pub(crate) fn copy_out(guard: &ReadGuard) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(guard.as_ptr(), guard.len()) }.to_vec()
 }
 
-#[cfg(feature = "sim")]
+#[cfg(any(test, feature = "sim"))]
 impl Segment {
-    /// Flips one bit, as a bad chip would. For a simulation, in which nobody else touches the memory meanwhile.
+    /// Flips one bit, as a bad chip would. For simulations and tests, in which nobody else touches the memory meanwhile.
     pub(crate) fn flip_bit(&self, bit: u64) {
         if let Some(at) = self.address(bit / 8, 1) {
             // SAFETY: one mapped byte, touched by this thread alone.

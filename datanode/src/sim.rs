@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::options::HugePages;
 use crate::outbox::Outbox;
 use crate::payload::Payload;
+use crate::presence;
 use crate::registration::wire_identity;
 use crate::segment::Segment;
 use crate::succession::Lineage;
@@ -31,6 +32,7 @@ pub struct SimulatedDatanode {
     segments: Vec<Arc<Segment>>,
     verdicts: Outbox<v1::Verdict>,
     copies: Outbox<v1::CopyReport>,
+    presence: Outbox<v1::PresenceAnswer>,
 }
 
 impl SimulatedDatanode {
@@ -46,6 +48,7 @@ impl SimulatedDatanode {
             segments: segments.map_err(|e| internal(&e))?,
             verdicts: Outbox::default(),
             copies: Outbox::default(),
+            presence: Outbox::default(),
         })
     }
 
@@ -106,6 +109,7 @@ impl SimulatedDatanode {
             verdicts: self.verdicts.take(sequence, PER_BEAT_MAX),
             identity: Some(wire_identity(Some(known.cluster), known.history, known.node)),
             copies: self.copies.take(sequence, PER_BEAT_MAX),
+            presence: self.presence.take(sequence, 1).pop(),
         })
     }
 
@@ -115,6 +119,7 @@ impl SimulatedDatanode {
         life.writes().acknowledgements_lost();
         self.verdicts.lost();
         self.copies.lost();
+        self.presence.lost();
         life.writes().clock().lost();
     }
 
@@ -128,12 +133,16 @@ impl SimulatedDatanode {
         writes.acknowledgements_arrived(answer.sequence);
         self.verdicts.arrived(answer.sequence);
         self.copies.arrived(answer.sequence);
+        self.presence.arrived(answer.sequence);
         let fenced: Vec<ReplicaId> = answer.fence_replicas.iter().map(|&id| ReplicaId(id)).collect();
         writes.fence(&fenced, log_time);
         for command in answer.verify {
             if let Some(verdict) = inspect(&life, &self.metrics, &command) {
                 self.verdicts.add(verdict.replica_id, verdict);
             }
+        }
+        if let Some(answer) = answer.presence.and_then(|query| presence::check(&life, answer.term, &query)) {
+            self.presence.add(0, answer);
         }
         Some(answer.copy)
     }

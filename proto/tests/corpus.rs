@@ -51,6 +51,7 @@ decoders! {
     DescribeRequest DescribeResponse SegmentDescription HandshakeRequest HandshakeResponse PrepareRequest RaftMember
     PrepareResponse AppendRequest AppendResponse ConsensusMessage SnapshotChunk Identity Keys ItemError CallError
     LeaderHint Replica NodeAddress ReplicaStatus Ancestor SnapshotStatus TakeSnapshotRequest TakeSnapshotResponse
+    PresenceQuery PresenceAnswer
 }
 
 fn file_of(level: u32) -> PathBuf {

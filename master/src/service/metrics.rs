@@ -28,6 +28,8 @@ pub struct ServiceMetrics {
     pub read_reports: IntCounterVec,
     /// Replicas dropped after their datanode found them corrupt.
     pub corrupt_replicas: IntCounter,
+    /// Replicas from before a restore that their datanodes were asked for, by whether they hold them.
+    pub presence_checked: IntCounterVec,
     /// Objects reclaimed while a predecessor's lease may still have run (L4).
     pub leases_broken: IntCounter,
     /// Grants discarded because they were neither ended nor revoked in time.
@@ -137,6 +139,11 @@ impl ServiceMetrics {
             corrupt_replicas: counter(
                 "corrupt_replicas_total",
                 "Replicas dropped after their datanode found them corrupt",
+            )?,
+            presence_checked: counters(
+                "presence_checked_total",
+                "Replicas from before a restore that their datanodes were asked for, by whether they hold them",
+                &["result"],
             )?,
             leases_broken: counter(
                 "leases_broken_total",

@@ -33,6 +33,7 @@ mod node;
 mod nodes;
 mod office;
 mod options;
+mod presence;
 mod proposer;
 mod puts;
 mod reads;

@@ -140,12 +140,16 @@ pub(super) fn beat(
             incarnation,
             sequence: 0,
             told: Told::default(),
+            presence: 0,
             orders: tenure.nodes.orders(id),
             over: tenure.watch_end(),
         }),
     };
     spoken.sequence = beat.sequence;
     spawn_ops(service, &tenure, &node, &mut spoken.told, &beat);
+    if let Some(answer) = beat.presence.as_ref().filter(|answer| answer.term == tenure.term) {
+        tenure.presence.answered((id, incarnation), answer);
+    }
     let copy = spoken.told.in_answer(service, &tenure, id, &beat.copies);
     Ok(v1::HeartbeatResponse {
         error: None,
@@ -156,6 +160,7 @@ pub(super) fn beat(
         verify: tenure.nodes.take_verifications(id, REPLICA_IDS_PER_BATCH),
         identity: Some(service.identity()),
         copy,
+        presence: tenure.presence.question((id, incarnation), &mut spoken.presence),
         masters: service.node().watch_members().borrow().iter().map(|m| m.address.to_string()).collect(),
     })
 }
@@ -214,6 +219,8 @@ pub(super) struct Spoken {
     /// Of the last beat that was answered.
     sequence: u64,
     told: Told,
+    /// Number of the question about what it holds that it was told last.
+    presence: u64,
     orders: watch::Receiver<u64>,
     /// Whether the term is over.
     over: watch::Receiver<bool>,
@@ -280,12 +287,14 @@ impl Conversation {
             return None;
         }
         let copy = spoken.told.fresh(&self.service, &tenure, spoken.node);
-        (!copy.is_empty()).then(|| v1::HeartbeatResponse {
+        let presence = tenure.presence.question((spoken.node, spoken.incarnation), &mut spoken.presence);
+        (!copy.is_empty() || presence.is_some()).then(|| v1::HeartbeatResponse {
             term: tenure.term,
             sequence: spoken.sequence,
             log_time_ms: tenure.log_time().0,
             identity: Some(self.service.identity()),
             copy,
+            presence,
             ..Default::default()
         })
     }

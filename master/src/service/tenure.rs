@@ -17,6 +17,7 @@ use super::heat::Heat;
 use super::leases::LeaseTable;
 use super::liveness::NodeTable;
 use super::options::LEASED_PERCENT_MAX;
+use super::presence::PresenceTable;
 use super::proposer::Proposer;
 use super::tasks::Attempts;
 use crate::directory::Directory;
@@ -38,6 +39,8 @@ pub struct Tenure {
     pub attempts: Attempts,
     /// How often objects are read.
     pub heat: Heat,
+    /// What datanodes still hold of histories before.
+    pub presence: PresenceTable,
     heal_cursor: Mutex<Option<ObjectId>>,
     copy_ended: Notify,
     reclaim_cursor: Mutex<Option<ReplicaId>>,
@@ -94,6 +97,7 @@ impl Tenure {
             proposer,
             attempts: Attempts::default(),
             heat,
+            presence: PresenceTable::default(),
             heal_cursor: Mutex::new(None),
             copy_ended: Notify::new(),
             reclaim_cursor: Mutex::new(None),

@@ -12,6 +12,7 @@ use super::agreement;
 use super::audit;
 use super::core::{Service, unexpected};
 use super::options::{FailoverReclaim, REPLICA_IDS_PER_BATCH};
+use super::presence;
 use super::recency;
 use super::reserve;
 use super::tasks;
@@ -21,6 +22,8 @@ use crate::directory::{Contact, NodeView, Op, Outcome, SessionId};
 
 const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);
 const RESERVE_INTERVAL: Duration = Duration::from_millis(20);
+/// A batch a round and datanode: 50 000 replicas a second are checked.
+const PRESENCE_INTERVAL: Duration = Duration::from_millis(20);
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 const DISCARD_INTERVAL: Duration = Duration::from_millis(250);
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
@@ -52,6 +55,7 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         |s, t| async move { tasks::work(&s, &t).await },
     );
     every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { healing::heal(&s, &t).await });
+    every(service, tenure, PRESENCE_INTERVAL, "presence", |s, t| async move { presence::work(&s, &t).await });
     every(service, tenure, hot::interval(service), "hot", |s, t| async move { hot::work(&s, &t).await });
     let sessions_interval =
         (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);

@@ -133,6 +133,7 @@ impl Datanode {
             verdicts: Vec::new(),
             identity: None,
             copies: Vec::new(),
+            presence: None,
         }
     }
 }
