@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measures `MooncakeDistributedStore` of one or two installations, in turns within one run, one JSON object a line.
+"""Measures `MooncakeDistributedStore` of one or two installations, in turns within one run: one JSON object a line on stdout, and at the
+end a table on stderr, with the ratio of the first to the second.
 
-    mooncake_api.py --system NAME=PYTHON=MASTER [--system NAME=PYTHON=MASTER] [--rounds 5] [--case REGEX] [--placement remote,local]
+    mooncake_api.py --system tidepool=venv/bin/python --system mooncake=peer/bin/python
+    mooncake_api.py --system NAME=PYTHON[=MASTER] ... [--rounds 5] [--case REGEX] [--placement remote,local]
 
-PYTHON is the interpreter whose environment has the installation, MASTER the address of a master that is running for it. The
-ceiling beside each figure is of the same shape: one memcpy for whole values of one process, a loopback socket for the others.
+PYTHON is the interpreter whose environment has the installation, MASTER the address of a master that is running for it; without one the
+environment's own `mooncake_master` is started, and ended with the run. The ceiling beside each figure is of the same shape: one memcpy for whole values of one process, a loopback socket for the others.
 `local`: the client lends the memory itself; `remote`: a second process does, so every byte crosses a socket.
 """
 
@@ -18,10 +20,13 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 SIZES = {"4KiB": 4096, "64KiB": 65536, "1MiB": 1 << 20}
+#: Longest wait for a master that was started here.
+UP_S = 30.0
 #: Keys of a batch, by size.
 BATCH = {"4KiB": 128, "64KiB": 128, "1MiB": 32}
 #: Calls of one measurement, by size.
@@ -212,24 +217,95 @@ class Process:
 
     def end(self):
         self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        ended(self._process)
+
+
+def ended(process):
+    """Waits for a process, for a while."""
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Master:
+    """The `mooncake_master` of an environment, on a free port, until `end`."""
+
+    def __init__(self, python):
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as also_free:
+            port, metrics_port = free.getsockname()[1], also_free.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        self._directory = tempfile.TemporaryDirectory(prefix="mooncake-api-")
+        script = os.path.join(os.path.dirname(python), "mooncake_master")
+        program = [script] if os.path.exists(script) else [python, "-m", "mooncake.cli"]
+        command = [*program, f"--rpc_port={port}", f"--metrics_port={metrics_port}"]
+        with open(os.path.join(self._directory.name, "log"), "wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self._directory.name, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + UP_S
+        while not self._listens(port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                with open(os.path.join(self._directory.name, "log"), errors="replace") as log:
+                    told = log.read()[-2000:]
+                self.end()
+                raise SystemExit(f"the master did not come up: {command}\n{told}")
+            time.sleep(0.05)
+
+    def _listens(self, port):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def end(self):
+        self._process.terminate()
+        ended(self._process)
+        self._directory.cleanup()
+
+
+def table(rows, names):
+    """Lines of a table: a row a case; with two systems, the ratio of the first to the second."""
+    heads = ["case", "unit", *names, *(["ratio"] if len(names) == 2 else []), "ceiling"]
+    lines = [heads]
+    for case, of in rows.items():
+        scale, unit = (1e3, "k keys/s") if "is_exist" in case else (1e6, "MB/s")
+        cells = [f"{of[name]['median'] / scale:.1f} ({of[name]['min'] / scale:.1f}-{of[name]['max'] / scale:.1f})" for name in names]
+        ratio = [f"{of[names[0]]['median'] / of[names[1]]['median']:.2f}"] if len(names) == 2 else []
+        lines.append([case, unit, *cells, *ratio, f"{of[names[0]]['ceiling'] / scale:.1f}"])
+    widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
+    lines.insert(1, ["-" * width for width in widths])
+    return ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--system", action="append", required=True, metavar="NAME=PYTHON=MASTER")
+    parser.add_argument("--system", action="append", required=True, metavar="NAME=PYTHON[=MASTER]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", default="", help="only cases in which this pattern is found")
     parser.add_argument("--placement", default="remote,local")
     arguments = parser.parse_args()
     systems = [each.split("=", 2) for each in arguments.system]
+    if not all(len(each) > 1 for each in systems):
+        parser.error("--system takes NAME=PYTHON, or NAME=PYTHON=MASTER")
     moves = ["put", "put_from", "get", "get_into", "batch_put_from", "batch_get_into"]
     cases = [f"{move}/{size}" for size in SIZES for move in moves] + ["is_exist/1", "batch_is_exist/32", "batch_is_exist/500"]
     cases = [case for case in cases if re.search(arguments.case, case)]
-    for placement in arguments.placement.split(","):
+    started, rows = [], {}
+    try:
+        for system in systems:
+            if len(system) == 2:
+                started.append(Master(system[1]))
+                system.append(started[-1].address)
+        measure(systems, cases, arguments.placement.split(","), arguments.rounds, rows)
+    finally:
+        for master in started:
+            master.end()
+    print("\n".join(table(rows, [name for name, _, _ in systems])), file=sys.stderr)
+
+
+def measure(systems, cases, placements, rounds, rows):
+    """One JSON object a case and system on stdout, and in `rows`."""
+    for placement in placements:
         owners, workers = [], {}
         for name, python, master in systems:
             if placement == "remote":
@@ -239,19 +315,21 @@ def main():
             if placement == "local" and "is_exist" in case:
                 continue
             figures, ceilings = {name: [] for name in workers}, []
-            for _ in range(arguments.rounds):
+            for _ in range(rounds):
                 for name, worker in workers.items():
                     figures[name].append(worker.ask(case))
                 ceilings.append(ceiling(case, placement))
             best = statistics.median(ceilings)
             for name, found in figures.items():
                 median = statistics.median(found)
-                print(json.dumps({
+                row = {
                     "suite": "mooncake-api", "case": f"{placement}/{case}", "system": name, "runs": len(found),
                     "median": round(median, 1), "min": round(min(found), 1), "max": round(max(found), 1),
                     "unit": "keys/s" if "is_exist" in case else "bytes/s", "ceiling": round(best, 1),
                     "ratio_to_ceiling": round(median / best, 4), "load1": round(os.getloadavg()[0], 2),
-                }), flush=True)  # fmt: skip
+                }  # fmt: skip
+                rows.setdefault(row["case"], {})[name] = row
+                print(json.dumps(row), flush=True)
         for process in [*workers.values(), *owners]:
             process.end()
 
