@@ -11,27 +11,27 @@ use tidepool_chaos_tests::outage::Spread;
 use tidepool_chaos_tests::record::{Call, CallOutcome, CallRecord};
 
 /// Calls a second of each client: what a pause is measured with.
-const RATE_PER_S: f64 = 250.0;
+const RATE_PER_S: f64 = 100.0;
 /// Leaders stopped one after the other.
 const STOPS: usize = 10;
 /// Handovers to a target that dies.
 const DYING_TARGETS: u32 = 6;
 /// By how much later than the one before each of them dies.
 const LATER: Duration = Duration::from_millis(4);
-/// After a stop, the time in which a pause counts as its own.
-const WINDOW_NS: u64 = 2_000_000_000;
+/// When something began, and when what came next did: a pause in between is its own.
+type Span = (u64, u64);
 
-/// The longest time without an acknowledged put of any writer, from `at_ns` on.
-fn write_gap_ms(logs: &[Vec<CallRecord>], at_ns: u64) -> f64 {
+/// The longest time without an acknowledged put of any writer in this span.
+fn write_gap_ms(logs: &[Vec<CallRecord>], (at_ns, until_ns): Span) -> f64 {
     let puts = logs.iter().flatten().filter(|call| call.call == Call::Put && call.outcome == CallOutcome::Ok);
     let mut done: Vec<u64> = puts.map(|call| call.done_ns).collect();
     done.sort_unstable();
-    let within = done.windows(2).filter(|pair| pair[1] > at_ns && pair[0] < at_ns + WINDOW_NS);
+    let within = done.windows(2).filter(|pair| pair[1] > at_ns && pair[0] < until_ns);
     ns_to_ms(within.map(|pair| pair[1] - pair[0].max(at_ns)).max().unwrap_or(0))
 }
 
-fn print_gaps(what: &str, logs: &[Vec<CallRecord>], times: &[u64]) {
-    let gaps: Vec<f64> = times.iter().map(|&at_ns| write_gap_ms(logs, at_ns)).collect();
+fn print_gaps(what: &str, logs: &[Vec<CallRecord>], spans: &[Span]) {
+    let gaps: Vec<f64> = spans.iter().map(|&span| write_gap_ms(logs, span)).collect();
     let spread = Spread::of(&gaps);
     println!("write gap over {} {what}: p50 {:.1} ms, max {:.1} ms", gaps.len(), spread.p50, spread.max);
 }
@@ -45,9 +45,10 @@ async fn ten_handovers_cost_no_call() {
     let mut handovers = Vec::new();
     for _ in 0..STOPS {
         let leader = pool.cluster.leader(WITHIN).await.unwrap();
-        handovers.push(monotonic_ns());
+        let began = monotonic_ns();
         admin::transfer_leader(pool.cluster.masters[leader].rpc, 0).await.unwrap();
         goes_on(&fleet).await;
+        handovers.push((began, monotonic_ns()));
     }
     let logs = not_one_failed(fleet, 500).await;
     print_gaps("handovers", &logs, &handovers);
@@ -62,8 +63,10 @@ async fn ten_leaders_stopped_in_order_cost_no_call() {
     let mut stops = Vec::new();
     for _ in 0..STOPS {
         let leader = pool.cluster.leader(WITHIN).await.unwrap();
-        stops.push(pool.cluster.masters[leader].stop(WITHIN).await.unwrap());
+        let began = pool.cluster.masters[leader].stop(WITHIN).await.unwrap();
         goes_on(&fleet).await;
+        // Before the next start, which takes processor time of its own.
+        stops.push((began, monotonic_ns()));
         let log = std::fs::read_to_string(pool.cluster.masters[leader].log()).unwrap();
         assert!(log.contains("handed leadership over"), "master {} ended without a handover", leader + 1);
         pool.cluster.masters[leader].start().unwrap();
@@ -87,7 +90,7 @@ async fn a_handover_to_a_target_that_dies_costs_no_call() {
         let leader = pool.cluster.leader(WITHIN).await.unwrap();
         let target = (0..3).find(|&at| at != leader).unwrap();
         let address = pool.cluster.masters[leader].rpc;
-        handovers.push(monotonic_ns());
+        let began = monotonic_ns();
         let asked = tokio::spawn(async move { admin::transfer_leader(address, target as u64 + 1).await });
         // Each time a little later: before it is asked, while it catches up, when it was just told to take over.
         tokio::time::sleep(LATER * round).await;
@@ -98,13 +101,15 @@ async fn a_handover_to_a_target_that_dies_costs_no_call() {
             answer.map_or_else(|e| format!("{e:#}"), |done| format!("{done:?}"))
         );
         goes_on(&fleet).await;
+        handovers.push((began, monotonic_ns()));
         pool.cluster.masters[target].start().unwrap();
         pool.cluster.wait_serving(WITHIN).await.unwrap();
         pool.cluster.wait_caught_up(target, WITHIN).await.unwrap();
 
         let leader = pool.cluster.leader(WITHIN).await.unwrap();
-        kills.push(pool.cluster.masters[leader].kill().unwrap().at_ns);
+        let began = pool.cluster.masters[leader].kill().unwrap().at_ns;
         goes_on(&fleet).await;
+        kills.push((began, monotonic_ns()));
         pool.cluster.masters[leader].start().unwrap();
         pool.cluster.wait_serving(WITHIN).await.unwrap();
         pool.cluster.wait_caught_up(leader, WITHIN).await.unwrap();
