@@ -1,18 +1,20 @@
 //! Log time as this datanode knows it: a lower bound of the leader's, so that nothing valid is refused early (T1, T2).
 //!
-//! Every heartbeat answer carries the leader's log time. Between answers the estimate advances by this host's CLOCK_BOOTTIME less
-//! 5 %, but no further than [`EXTRAPOLATION_MAX`] past the last answer, because log time stands still while nobody leads. A new
-//! leader continues from its last log entry, which may lie before what its predecessor said: a higher term may set the clock back.
-//! So while no leader is followed the estimate decides nothing: [`LogClock::now`] is None.
+//! Every heartbeat answer carries a log time that lies [`EXTRAPOLATION_MAX`] behind the newest entry which the leader applied. Between
+//! answers the estimate advances by this host's CLOCK_BOOTTIME less 5 %, but no further than that past the last answer. So it is
+//! behind a committed entry, and a lower bound also of the log time of any leader that came since. A leader of an earlier release
+//! tells its own log time, which may lie ahead of what its successor begins with: a higher term may set the clock back. So while no
+//! leader is followed the estimate decides nothing: [`LogClock::now`] is None.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::LogTime;
+use tidepool_proto::capability::LOG_TIME_TOLD_BEHIND_MS;
 use tidepool_proto::clock::{BootInstant, holder_share};
 
 /// How far the estimate runs ahead of the last answer at most.
-pub(crate) const EXTRAPOLATION_MAX: Duration = Duration::from_secs(2);
+pub(crate) const EXTRAPOLATION_MAX: Duration = Duration::from_millis(LOG_TIME_TOLD_BEHIND_MS);
 
 /// What an observation did to the estimate.
 #[derive(PartialEq, Eq, Debug)]
@@ -99,6 +101,18 @@ mod tests {
         let clock = LogClock::new(LogTime(1_000), start);
         assert_eq!(clock.at(after(start, 1_000)), LogTime(1_950));
         assert_eq!(clock.at(after(start, 60_000)), LogTime(1_000 + 1_900), "time without a leader does not count");
+    }
+
+    /// W2 across leaders: whoever is told no more than the newest entry's log time less the margin never passes that entry.
+    #[test]
+    fn what_was_told_behind_an_entry_never_passes_it() {
+        let start = BootInstant::now();
+        let entry = 100_000;
+        let clock = LogClock::new(LogTime(entry - LOG_TIME_TOLD_BEHIND_MS), start);
+        clock.observe(3, LogTime(entry - LOG_TIME_TOLD_BEHIND_MS), after(start, 40));
+        for ms in [40, 1_000, 2_040, 3_000, 3_600_000] {
+            assert!(clock.at(after(start, ms)) <= LogTime(entry), "{ms} ms later");
+        }
     }
 
     #[test]
