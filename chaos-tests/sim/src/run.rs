@@ -27,6 +27,9 @@ use crate::{audit, checker};
 /// Calls that must have ended while faults lasted, a client and two seconds: fewer, and the run shows nothing.
 pub const CALLS_FLOOR_PER_TWO_SECONDS: u64 = 1;
 
+/// How often a key is tried when everything works again: what is leased, or was never ended, keeps its space for a while.
+const TRIES_MAX: u32 = 6;
+
 /// What a run came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
@@ -173,8 +176,11 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             need(&[Fault::IsolateMaster, Fault::CutMasters]);
             params.readers = 2;
         }
-        // What is refused for a lease, late attempts, and nothing that ends a lease early.
-        Plant::ForgottenRefusal => (params.late, params.keys, params.readers) = ((60, 1_500), 3, 2),
+        // Late attempts, and keys that are leased now and then: what is refused must be free again when the first attempt arrives.
+        Plant::ForgottenRefusal => {
+            (params.late, params.keys, params.clients, params.readers) = ((120, 1_000), 8, 2, 0);
+            (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
+        }
         // New leaders, and datanodes that hear late of them.
         Plant::TimeAheadOfLog => {
             need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);
@@ -321,10 +327,16 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
                 rt::sleep(Duration::from_millis(100)).await;
             }
             // A key that takes nothing any more is as good as lost.
-            client.remove(key, true).await;
-            client.put(key, false).await;
-            if client.get(key).await != Some(true) {
-                return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
+            for turn in 0..=TRIES_MAX {
+                client.remove(key, true).await;
+                client.put(key, false).await;
+                if client.get(key).await == Some(true) {
+                    break;
+                }
+                if turn == TRIES_MAX {
+                    return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
+                }
+                rt::sleep(Duration::from_secs(1)).await;
             }
         }
         Ok(())
