@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
-use tidepool_proto::capability::{Capability, GRANT_LIFETIME_MAX_MS};
+use tidepool_proto::capability::{Capability, GRANT_LIFETIME_MAX_MS, LOG_TIME_TOLD_BEHIND_MS};
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{LogTime, ReplicaId, SegmentId, planted};
 use tokio::sync::Notify;
@@ -284,7 +284,9 @@ impl WriteTable {
         }
         let mut inner = self.inner.lock();
         let now = self.clock.at(BootInstant::now());
-        let until = LogTime(log_time.0.max(now.0).saturating_add(GRANT_LIFETIME_MAX_MS));
+        // What was told lies behind what the leader went by when it gave the grant.
+        let known = log_time.0.max(now.0).saturating_add(LOG_TIME_TOLD_BEHIND_MS);
+        let until = LogTime(known.saturating_add(GRANT_LIFETIME_MAX_MS));
         let mut news = false;
         for &replica in replicas {
             news |= inner.fenced.insert(replica, until).is_none();

@@ -95,6 +95,22 @@ async fn a_release_of_another_term_or_of_a_lease_that_ran_out_ends_nobody_elses(
     assert_eq!(client.remove(b"k", 2, v1::RemoveMode::RespectLease).await, ErrorCode::Ok);
 }
 
+/// W8. A caller that was told of the lease is not told otherwise by a late attempt of the same call.
+#[tokio::test]
+async fn a_removal_refused_for_a_lease_stays_refused_under_its_number() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(16 * MIB).await, quorum.client().await);
+    let object = client.put(b"k", 1000, &node).await;
+    client.exist(&[b"k"], v1::LeaseMode::Grant, 60_000).await;
+    assert_eq!(client.remove(b"k", 1, v1::RemoveMode::RespectLease).await, ErrorCode::ObjectHasLease);
+    client.ask(Ask::ReleaseLease(release(&quorum, object))).await.expect("release");
+    for mode in [v1::RemoveMode::RespectLease, v1::RemoveMode::Force] {
+        assert_eq!(client.remove(b"k", 1, mode).await, ErrorCode::ObjectHasLease);
+    }
+    assert_eq!(client.exist(&[b"k"], v1::LeaseMode::NoTouch, 0).await, [true], "a late attempt removed it");
+    assert_eq!(client.remove(b"k", 2, v1::RemoveMode::RespectLease).await, ErrorCode::Ok);
+}
+
 /// W8. Without the look at the recorded outcome the repeat meets the newer object's lease.
 #[tokio::test]
 async fn a_repeated_remove_answers_as_the_first_did_whatever_has_the_key_by_now() {

@@ -2,7 +2,8 @@
 //!
 //! The master signs (verb, history, object, replica, place, expiry) with the cluster secret that datanodes get at
 //! registration. Expiry is in log time, which every datanode follows from its heartbeats and never overtakes, so a
-//! late datanode may accept a little longer but never refuses early; readers verify what they get in any case.
+//! late datanode may accept a little longer but never refuses early; readers verify what they get in any case. That holds across
+//! leaders: see [`LOG_TIME_TOLD_BEHIND_MS`].
 
 use crate::ids::{History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
 use crate::v1;
@@ -10,6 +11,11 @@ use crate::v1;
 /// Longest a write grant may be valid, in log time. The master signs none that expires later than this after it was
 /// given; a datanode keeps a fence for as long, after which no grant from before the fence can be presented.
 pub const GRANT_LIFETIME_MAX_MS: u64 = 15 * 60 * 1000;
+
+/// How far what datanodes are told lies behind the newest applied entry, and how far they may go on from it by themselves until they are
+/// told again. So no datanode's clock is ahead of the newest entry that its leader had applied; that entry is committed, and a later
+/// leader begins where it ends. Without this a datanode that still follows the leader of before would refuse what the new one signs.
+pub const LOG_TIME_TOLD_BEHIND_MS: u64 = 2_000;
 
 /// What the holder may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -38,6 +38,10 @@ pub enum Plant {
     DoubleGrant,
     /// A snapshot lacks some of the state (M2).
     SnapshotWithoutPart,
+    /// A removal that was refused for a lease takes no number: a late attempt of it removes (W8).
+    ForgottenRefusal,
+    /// Datanodes are told a log time that no entry bears yet (W2).
+    TimeAheadOfLog,
 }
 
 thread_local! {
@@ -68,6 +72,8 @@ impl Plant {
         Plant::EarlyReuse,
         Plant::DoubleGrant,
         Plant::SnapshotWithoutPart,
+        Plant::ForgottenRefusal,
+        Plant::TimeAheadOfLog,
     ];
 
     /// Whether this thread runs without the guard.

@@ -29,8 +29,6 @@ pub const CALL: Duration = Duration::from_millis(2_500);
 const TRANSFER: Duration = Duration::from_millis(800);
 /// Bytes of one chunk on the wire.
 const CHUNK: usize = 2_048;
-/// For how long after a term began some may follow the leader before.
-const FAILOVER: Duration = Duration::from_secs(3);
 /// Pause before a retry.
 const PAUSE: Duration = Duration::from_millis(15);
 
@@ -52,6 +50,8 @@ pub struct Client {
     object_bytes_max: u64,
     /// Whether a reader may blame bytes that do not verify on a flipped bit.
     pub bits_flip: bool,
+    /// Whether it stays with a master that does not answer, until that one refuses.
+    pub stays: bool,
 }
 
 /// A call that failed, and whether it may take effect all the same.
@@ -118,6 +118,7 @@ impl Client {
             replicas_max: params.replicas_max,
             object_bytes_max: params.object_bytes_max,
             bits_flip: false,
+            stays: false,
         }
     }
 
@@ -162,9 +163,11 @@ impl Client {
                     (_, error) => error.map_or_else(|| Error::new(ErrorCode::Internal, "no answer"), Error::from),
                 },
                 // It may be there, and its answer lost.
-                Some(Err(_)) | None => {
+                unanswered @ (Some(Err(_)) | None) => {
                     is_open = true;
-                    self.leader = (self.leader + 1) % self.masters.len();
+                    if unanswered.is_some() || !self.stays {
+                        self.leader = (self.leader + 1) % self.masters.len();
+                    }
                     rt::sleep(PAUSE).await;
                     continue;
                 }
@@ -367,7 +370,8 @@ impl Client {
                 }
                 Some(ErrorCode::SessionUnknown) => drop(self.hello(deadline.after(CALL)).await),
                 Some(ErrorCode::Internal) => self.history.wrong(format!("a removal answered {:?}", answer.errors)),
-                // Refused (a lease), and not recorded as answered: an attempt before that is still under way may yet remove.
+                // Refused, and remembered under its number: no attempt of it removes any more (W8).
+                Some(ErrorCode::ObjectHasLease | ErrorCode::NotReady) => {}
                 Some(_) => self.history.log(self.machine.id, key, invoked, false, Event::Removed),
             },
             Ok(_) => {}
@@ -435,13 +439,8 @@ impl Client {
                     self.history.wrong(format!("a datanode answered {error}"));
                     continue;
                 }
-                // What a lease allows is refused: log time runs away from the time of those that hold it (T1, W2). A datanode that
-                // still follows the leader of before a failover may know a later log time than the new one.
-                Err(Some(error))
-                    if is_leased
-                        && error.code() == ErrorCode::CapabilityRefused
-                        && self.history.term_age() > FAILOVER =>
-                {
+                // What a lease allows is refused: log time runs away from the time of those that hold it (T1, W2).
+                Err(Some(error)) if is_leased && error.code() == ErrorCode::CapabilityRefused => {
                     self.history.wrong(format!("client {} holds a lease and is refused: {error}", self.machine.id));
                     continue;
                 }

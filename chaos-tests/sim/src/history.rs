@@ -1,7 +1,6 @@
 //! What clients did and saw: each call with when it began and ended, on which key, and how it ended.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_raft::sim::surroundings;
@@ -78,8 +77,6 @@ pub struct History {
 
 #[derive(Default)]
 struct Inner {
-    /// When a term began last.
-    term_began: u64,
     calls: Vec<Call>,
     wrong: Vec<Wrong>,
     definite: u64,
@@ -119,16 +116,6 @@ impl History {
     pub fn wrong(&self, what: String) {
         self.trace.say(&format!("WRONG {what}"));
         self.inner.lock().wrong.push(Wrong { at: now(), what });
-    }
-
-    /// A term began.
-    pub fn term_began(&self) {
-        self.inner.lock().term_began = now();
-    }
-
-    /// How long ago the newest term began.
-    pub fn term_age(&self) -> Duration {
-        Duration::from_nanos(now() - self.inner.lock().term_began)
     }
 
     /// Calls that ended.

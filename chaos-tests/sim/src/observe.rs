@@ -113,7 +113,6 @@ impl Observer {
         let term = directory.applied().map_or(0, |(_, term)| term);
         if term > inner.term.0 {
             inner.term = (term, at);
-            self.history.term_began();
         }
         self.check_ops(&inner, directory, ops);
         for key in 0..self.keys {

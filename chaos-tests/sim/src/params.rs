@@ -15,8 +15,10 @@ pub struct Params {
     pub seed: u64,
     /// Datanodes.
     pub datanodes: u64,
-    /// Clients.
+    /// Clients that call everything.
     pub clients: u64,
+    /// Clients that only look, and never leave a master before it refuses.
+    pub readers: u64,
     /// Keys that they share.
     pub keys: u64,
     /// Bytes of each datanode's segment.
@@ -131,6 +133,7 @@ impl Params {
             faults,
             datanode_returns: 50,
             replicas_max: random.range(1, 2) as u32,
+            readers: random.range(0, 2),
         }
     }
 

@@ -27,6 +27,9 @@ use crate::{audit, checker};
 /// Calls that must have ended while faults lasted, a client and two seconds: fewer, and the run shows nothing.
 pub const CALLS_FLOOR_PER_TWO_SECONDS: u64 = 1;
 
+/// How often a key is tried when everything works again: what is leased, or was never ended, keeps its space for a while.
+const TRIES_MAX: u32 = 6;
+
 /// What a run came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
@@ -145,7 +148,7 @@ fn skew(params: &Params) -> BTreeMap<u64, i64> {
     let mut random = SplitMix::new(params.seed ^ 0x736b_6577);
     let ids = (1..=MASTERS)
         .chain((0..params.datanodes).map(|i| DATANODES_FROM + i))
-        .chain((0..params.clients).map(|i| CLIENTS_FROM + i));
+        .chain((0..params.clients + params.readers).map(|i| CLIENTS_FROM + i));
     let spread = params.skew_ppm as u64;
     ids.map(|id| (id, random.range(0, 2 * spread) as i64 - params.skew_ppm)).collect()
 }
@@ -169,7 +172,20 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             | Plant::FenceWithoutAbort
     );
     match plant {
-        Plant::NoReadFence => need(&[Fault::IsolateMaster, Fault::CutMasters]),
+        Plant::NoReadFence => {
+            need(&[Fault::IsolateMaster, Fault::CutMasters]);
+            params.readers = 2;
+        }
+        // Late attempts, and keys that are leased now and then: what is refused must be free again when the first attempt arrives.
+        Plant::ForgottenRefusal => {
+            (params.late, params.keys, params.clients, params.readers) = ((120, 1_000), 8, 2, 0);
+            (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
+        }
+        // New leaders, and datanodes that hear late of them.
+        Plant::TimeAheadOfLog => {
+            need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);
+            (params.faults_for, params.readers) = (Duration::from_secs(8), 2);
+        }
         // One leader all the time: what a failover does to log time is not to be blamed.
         Plant::WallClock => {
             (params.faults, params.faults_for) = (vec![Fault::StepClock], Duration::from_secs(8));
@@ -218,9 +234,10 @@ async fn life(
     audit::alive(&quorum, &datanodes.values().cloned().collect::<Vec<_>>()).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut clients = Vec::new();
-    for i in 0..params.clients {
+    for i in 0..params.clients + params.readers {
         let machine = SimMachine::new(CLIENTS_FROM + i, skew[&(CLIENTS_FROM + i)], Duration::from_secs(7 * i));
-        let client = client(&machine, &net, &history, params);
+        let mut client = client(&machine, &net, &history, params);
+        client.stays = i >= params.clients;
         clients.push(work(machine, client, params.clone(), i, stop.clone()));
     }
     let mut nemesis = Nemesis::new(quorum.clone(), datanodes, net.clone(), params, skew, observer);
@@ -266,6 +283,8 @@ fn work(
         while !stop.load(Ordering::Relaxed) {
             let key = random.below(params.keys);
             match random.below(100) {
+                0..=49 if client.stays => drop(client.get(key).await),
+                _ if client.stays => drop(client.exist(key).await),
                 0..=29 => client.put(key, false).await,
                 30..=39 => client.put(key, true).await,
                 40..=69 => drop(client.get(key).await),
@@ -308,10 +327,16 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
                 rt::sleep(Duration::from_millis(100)).await;
             }
             // A key that takes nothing any more is as good as lost.
-            client.remove(key, true).await;
-            client.put(key, false).await;
-            if client.get(key).await != Some(true) {
-                return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
+            for turn in 0..=TRIES_MAX {
+                client.remove(key, true).await;
+                client.put(key, false).await;
+                if client.get(key).await == Some(true) {
+                    break;
+                }
+                if turn == TRIES_MAX {
+                    return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
+                }
+                rt::sleep(Duration::from_secs(1)).await;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tidepool_proto::History;
+use tidepool_proto::{History, LogTime};
 use tidepool_raft::rt;
 use tidepool_raft::rt::watch;
 use tidepool_raft::{Frozen, Levels, LogPosition, MachineError, StateMachine};
@@ -22,15 +22,21 @@ use crate::directory::{
 /// Digests remembered for comparison between masters at one index.
 const CHECKPOINTS_KEPT: usize = 64;
 
+/// Where apply stands.
+struct Stands {
+    applied: Option<LogPosition>,
+    feature_level: u16,
+    log_time: LogTime,
+}
+
 /// The replicated directory of this master.
 pub struct Machine {
     directory: Directory,
     evictor: Evictor,
     checkpoints: Mutex<VecDeque<(u64, u128)>>,
     applied: watch::Sender<u64>,
-    /// Where apply stands, and the feature level there: asked for every message of a leader and every proposal, which must not wait
-    /// for an entry that takes long to apply.
-    stands: Mutex<(Option<LogPosition>, u16)>,
+    /// Asked for every message of a leader or a datanode and every proposal, which must not wait for an entry that takes long to apply.
+    stands: Mutex<Stands>,
     ops: AtomicU64,
     entries: AtomicU64,
     audit: AuditMetrics,
@@ -56,7 +62,7 @@ impl Machine {
             evictor: Evictor::new(policy)?,
             checkpoints: Mutex::new(VecDeque::new()),
             applied: watch::Sender::new(0),
-            stands: Mutex::new((None, FEATURE_LEVEL_FIRST)),
+            stands: Mutex::new(Stands { applied: None, feature_level: FEATURE_LEVEL_FIRST, log_time: LogTime(0) }),
             ops: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             audit,
@@ -123,12 +129,21 @@ impl Machine {
 
     /// The feature level of the applied state.
     pub fn feature_level(&self) -> u16 {
-        self.stands.lock().1
+        self.stands.lock().feature_level
+    }
+
+    /// Log time of the newest applied entry.
+    pub fn log_time(&self) -> LogTime {
+        self.stands.lock().log_time
     }
 
     fn advance(&self, at: LogPosition) {
-        let level = self.directory.feature_level();
-        *self.stands.lock() = (Some(at), level);
+        let stands = Stands {
+            applied: Some(at),
+            feature_level: self.directory.feature_level(),
+            log_time: self.directory.log_time(),
+        };
+        *self.stands.lock() = stands;
         self.applied.send_replace(at.index);
     }
 
@@ -242,7 +257,7 @@ impl StateMachine for Machine {
     }
 
     fn applied(&self) -> Option<LogPosition> {
-        self.stands.lock().0
+        self.stands.lock().applied
     }
 
     fn freeze(&self) -> Box<dyn Frozen> {

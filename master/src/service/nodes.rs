@@ -4,7 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::stream::{self, Stream, StreamExt};
-use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId, v1};
+use tidepool_proto::capability::LOG_TIME_TOLD_BEHIND_MS;
+use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, SegmentId, planted, v1};
 use tidepool_raft::rt;
 use tidepool_raft::rt::watch;
 use tonic::{Request, Response, Status, Streaming};
@@ -48,7 +49,7 @@ impl NodeFace {
                     incarnation: incarnation.0,
                     cluster_secret: bytes::Bytes::copy_from_slice(&self.service.secret().0),
                     heartbeat_interval_ms: self.service.options().node_heartbeat_interval.as_millis() as u32,
-                    log_time_ms: tenure.log_time().0,
+                    log_time_ms: told_log_time_ms(&self.service, &tenure),
                     term: tenure.term,
                     registered_history: Service::history_on_wire(&ancestors, incarnation.op()),
                 })
@@ -94,6 +95,16 @@ impl NodeFace {
         }
         Ok(())
     }
+}
+
+/// What a datanode is told of log time: so far behind the newest applied entry that its clock cannot pass that entry before it is told
+/// again. The entry is committed, and every later leader begins where it ends: none signs what a datanode that still follows this one
+/// takes for expired (W2). The log does not stand still: the auditor's rounds and the checkpoints are entries.
+fn told_log_time_ms(service: &Service, tenure: &Tenure) -> u64 {
+    if planted!(TimeAheadOfLog) {
+        return tenure.log_time().0;
+    }
+    service.machine().log_time().0.saturating_sub(LOG_TIME_TOLD_BEHIND_MS)
 }
 
 /// Works on one beat.
@@ -155,7 +166,7 @@ pub(super) fn beat(
         error: None,
         term: tenure.term,
         sequence: beat.sequence,
-        log_time_ms: tenure.log_time().0,
+        log_time_ms: told_log_time_ms(service, &tenure),
         fence_replicas: upkeep::fences(service, id),
         verify: tenure.nodes.take_verifications(id, REPLICA_IDS_PER_BATCH),
         identity: Some(service.identity()),
@@ -291,7 +302,7 @@ impl Conversation {
         (!copy.is_empty() || presence.is_some()).then(|| v1::HeartbeatResponse {
             term: tenure.term,
             sequence: spoken.sequence,
-            log_time_ms: tenure.log_time().0,
+            log_time_ms: told_log_time_ms(&self.service, &tenure),
             identity: Some(self.service.identity()),
             copy,
             presence,

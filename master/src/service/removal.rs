@@ -1,4 +1,7 @@
 //! Remove: unlisted in one entry, space back in the same one if no reader can be on it, later otherwise (L1, L2, L4).
+//!
+//! A refusal for a lease is decided by the leader alone, but it is logged, as a removal of no objects that takes the number: an attempt
+//! of the same call that arrives later, here or at another leader, is refused as well, whatever became of the lease (W8).
 
 use std::sync::Arc;
 
@@ -10,7 +13,7 @@ use super::leases::{Marked, Marks};
 use super::options::BATCH_ITEMS_MAX;
 use super::puts::count;
 use super::tenure::Tenure;
-use crate::directory::{Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId, Turn};
+use crate::directory::{Answered, Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId, Turn};
 
 /// Removes a batch of keys, each with its own outcome.
 pub async fn remove(
@@ -61,6 +64,8 @@ struct Batch<'a> {
 enum Decision {
     Propose(Option<ObjectId>, RetireMode),
     Leased(u64),
+    /// An attempt before was refused.
+    StaysRefused,
     Wait,
 }
 
@@ -72,26 +77,34 @@ impl Batch<'_> {
         let (mut ops, mut positions, mut again) = (Vec::new(), Vec::new(), Vec::new());
         let mut must_wait = false;
         for i in waiting {
-            let sequence = self.request.sequence.saturating_add(i as u64);
+            let sequence = self.sequence(i);
+            let turn = Turn { sequence, floor: self.request.floor };
             match self.decide(keys[i], sequence, &mut marks) {
                 Decision::Propose(expected, mode) => {
                     ops.push(Op::Remove(Remove {
                         tenant: self.tenant,
                         session: self.session,
-                        turn: Turn { sequence, floor: self.request.floor },
+                        turn,
                         key: keys[i],
                         expected,
                         mode,
                     }));
-                    positions.push(i);
+                    positions.push((i, None));
                 }
                 Decision::Leased(remaining_ms) => {
                     let key = String::from_utf8_lossy(keys[i]);
                     let message =
                         format!("key '{key}' is leased for another {remaining_ms} ms; wait, or remove with force");
                     let error = Error::new(ErrorCode::ObjectHasLease, message).retry_after(remaining_ms as u32);
-                    self.results[i] = Some(error.for_item(i));
+                    if planted!(ForgottenRefusal) {
+                        self.results[i] = Some(error.for_item(i));
+                        continue;
+                    }
+                    let (session, mode) = (self.session, RetireMode::RetireOnly);
+                    ops.push(Op::RemoveObjects { session, turn, objects: Vec::new(), mode });
+                    positions.push((i, Some(error)));
                 }
+                Decision::StaysRefused => self.results[i] = Some(stays_refused(keys[i]).for_item(i)),
                 Decision::Wait => {
                     must_wait = true;
                     again.push(i);
@@ -100,17 +113,26 @@ impl Batch<'_> {
         }
         if !ops.is_empty() {
             let outcomes = self.tenure.proposer.propose(&ops, Some(marks)).await?;
-            for (i, outcome) in positions.into_iter().zip(outcomes) {
-                let error = match outcome {
-                    Outcome::Removal(Removal::Removed(_)) => continue,
-                    Outcome::Removal(Removal::NotFound) => not_found(keys[i]),
-                    Outcome::Removal(Removal::NotReady) => not_ready(keys[i]),
-                    Outcome::RemoveChanged { .. } => {
+            for ((i, leased), outcome) in positions.into_iter().zip(outcomes) {
+                let error = match (outcome, leased) {
+                    (Outcome::Removal(Removal::Removed(_)), _) => continue,
+                    (Outcome::Removal(Removal::NotFound), _) => not_found(keys[i]),
+                    (Outcome::Removal(Removal::NotReady), _) => not_ready(keys[i]),
+                    (Outcome::RemovedObjects { .. }, Some(error)) => error,
+                    (Outcome::RemoveChanged { .. }, _) => {
                         again.push(i);
                         continue;
                     }
-                    Outcome::Refused(error) => error,
-                    other => return Err(unexpected("remove", &other)),
+                    (Outcome::Refused(error), leased) => match (self.answered(i), leased) {
+                        // Another attempt of this call came first: it was refused, or it was executed and says what it did.
+                        (Some(Answered::Removed { .. }), None) => stays_refused(keys[i]),
+                        (Some(Answered::Removal(_)), Some(_)) => {
+                            again.push(i);
+                            continue;
+                        }
+                        _ => error,
+                    },
+                    (other, _) => return Err(unexpected("remove", &other)),
                 };
                 self.results[i] = Some(error.for_item(i));
             }
@@ -124,11 +146,23 @@ impl Batch<'_> {
         Ok(again)
     }
 
+    /// The number of an item in the session.
+    fn sequence(&self, i: usize) -> u64 {
+        self.request.sequence.saturating_add(i as u64)
+    }
+
+    /// What the number of an item answered.
+    fn answered(&self, i: usize) -> Option<Answered> {
+        self.service.directory().answered(self.session, self.sequence(i))
+    }
+
     /// Looks at the key's object and its leases; marks it when its space may return at once.
     fn decide(&self, key: &[u8], sequence: u64, marks: &mut Marks) -> Decision {
-        if self.service.directory().answered(self.session, sequence).is_some() {
+        match self.service.directory().answered(self.session, sequence) {
+            None => {}
+            Some(Answered::Removed { .. }) => return Decision::StaysRefused,
             // A repeated request: the op answers what the first one did, whatever has the key by now.
-            return Decision::Propose(None, RetireMode::RetireOnly);
+            Some(_) => return Decision::Propose(None, RetireMode::RetireOnly),
         }
         let object = self.service.directory().with_object(self.tenant, key, |view| view.map(|v| v.object));
         // Whatever is put there meanwhile carries no mark of ours, so its space must not return in the same entry.
@@ -150,6 +184,13 @@ impl Batch<'_> {
             (Marked::Already, _) => Decision::Wait,
         }
     }
+}
+
+fn stays_refused(key: &[u8]) -> Error {
+    let key = String::from_utf8_lossy(key);
+    let message =
+        format!("key '{key}' was leased when this removal was first asked for; ask anew, or remove with force");
+    Error::new(ErrorCode::ObjectHasLease, message)
 }
 
 fn not_found(key: &[u8]) -> Error {

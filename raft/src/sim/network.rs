@@ -1,18 +1,23 @@
 //! The simulated wires: encoded bytes between members of one process, delayed, cut in one direction or both.
+//!
+//! Each end runs on its own machine, as two processes do: what a member answers is worked out by tasks of the machine that it
+//! was started on. One that dies takes its half of a call with it, and nothing of whoever called.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::channel::{mpsc, oneshot};
 use futures::stream::BoxStream;
-use futures::{StreamExt, stream};
+use futures::{FutureExt, SinkExt, StreamExt, stream};
 use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use parking_lot::Mutex;
-use tidepool_proto::v1;
+use tidepool_proto::{Error, ErrorCode, v1};
 
 use super::random::SplitMix;
+use super::surroundings::{self, SimMachine, spawn_on};
 use crate::identity::IdentityStore;
 use crate::inbound::Inbound;
 use crate::machine::StateMachine;
@@ -23,8 +28,40 @@ use crate::types::{NodeId, SimConfig};
 /// How often a cut wire is looked at again.
 const RETRANSMIT: Duration = Duration::from_millis(20);
 const CHUNK_BYTES: usize = 64 << 10;
+/// Append requests, or answers, that lie between a wire and the task that takes them.
+const BUFFERED: usize = 16;
 
-type Door<M> = Inbound<SimConfig<<M as StateMachine>::Outcome>, M>;
+/// A member as the wires see it.
+struct Door<M: StateMachine> {
+    inbound: Inbound<SimConfig<<M as StateMachine>::Outcome>, M>,
+    /// The machine that it runs on; none: one that never dies or stops.
+    machine: Option<Arc<SimMachine>>,
+}
+
+impl<M: StateMachine> Clone for Door<M> {
+    fn clone(&self) -> Self {
+        Door { inbound: self.inbound.clone(), machine: self.machine.clone() }
+    }
+}
+
+impl<M: StateMachine> Door<M> {
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        match &self.machine {
+            Some(machine) => spawn_on(machine, work),
+            None => drop(SimRuntime::spawn(work)),
+        }
+    }
+
+    /// What the member's machine comes to; none if it died over it.
+    async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        let (done, answer) = oneshot::channel();
+        self.spawn(async move {
+            // Whoever asked may have given up.
+            let _gone = done.send(work.await);
+        });
+        answer.await.ok()
+    }
+}
 
 /// The wires of all members, and who listens at their ends. Cheap to clone.
 pub struct World<M: StateMachine> {
@@ -64,8 +101,9 @@ impl<M: StateMachine> World<M> {
         World { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Somebody listens at an address.
-    pub fn listen(&self, id: NodeId, address: String, door: Door<M>) {
+    /// Somebody listens at an address: on the caller's machine.
+    pub fn listen(&self, id: NodeId, address: String, inbound: Inbound<SimConfig<M::Outcome>, M>) {
+        let door = Door { inbound, machine: surroundings::machine() };
         let mut state = self.state.lock();
         state.addresses.insert(address, id);
         state.listening.insert(id, door);
@@ -164,6 +202,10 @@ impl<M: StateMachine> SimNetwork<M> {
     }
 }
 
+fn reset(whom: impl std::fmt::Display) -> LinkError {
+    LinkError::Unreachable(format!("{whom}: connection reset"))
+}
+
 async fn within<T: Send>(limit: Duration, work: impl Future<Output = T> + Send) -> Result<T, LinkError> {
     SimRuntime::timeout(limit, work).await.map_err(|_| LinkError::Timeout(limit))
 }
@@ -188,7 +230,9 @@ impl<M: StateMachine> Network for SimNetwork<M> {
         limit: Duration,
     ) -> Result<v1::HandshakeResponse, LinkError> {
         let (id, door) = self.reach(address, limit).await?;
-        let answer = within(limit, door.handshake(request)).await?;
+        let inbound = door.inbound.clone();
+        let answer = within(limit, door.run(async move { inbound.handshake(request).await })).await?;
+        let answer = answer.ok_or_else(|| reset(address))?;
         within(limit, self.world.travel(id, self.own)).await?;
         Ok(answer)
     }
@@ -200,13 +244,26 @@ impl<M: StateMachine> Network for SimNetwork<M> {
         limit: Duration,
     ) -> Result<v1::PrepareResponse, LinkError> {
         let (id, door) = self.reach(address, limit).await?;
-        let answer = within(limit, door.prepare(request)).await?;
+        let inbound = door.inbound.clone();
+        let answer = within(limit, door.run(async move { inbound.prepare(request).await })).await?;
+        let answer = answer.ok_or_else(|| reset(address))?;
         within(limit, self.world.travel(id, self.own)).await?;
         Ok(answer)
     }
 }
 
+/// What comes back over a stream of append requests.
+enum Answered {
+    With(Result<Bytes, Error>),
+    /// Nothing more. Without it the other end is gone.
+    Ended,
+}
+
 impl<M: StateMachine> SimLink<M> {
+    fn reset(&self) -> LinkError {
+        reset(format_args!("node {}", self.target))
+    }
+
     fn refused(&self) -> LinkError {
         LinkError::Unreachable(format!("node {}: connection refused", self.target))
     }
@@ -215,7 +272,8 @@ impl<M: StateMachine> SimLink<M> {
     fn enter(&self) -> Result<Door<M>, LinkError> {
         let door = self.network.world.door(self.target).ok_or_else(|| self.refused())?;
         let identity = &self.network.identity;
-        door.admit(Some(&identity.to_wire()), self.target, &identity.store_uuid()).map_err(LinkError::Refused)?;
+        let admitted = door.inbound.admit(Some(&identity.to_wire()), self.target, &identity.store_uuid());
+        admitted.map_err(LinkError::Refused)?;
         Ok(door)
     }
 }
@@ -225,7 +283,10 @@ impl<M: StateMachine> Link for SimLink<M> {
         let (world, own) = (&self.network.world, self.network.own);
         within(limit, async {
             world.travel(own, self.target).await;
-            let answer = self.enter()?.call(call, payload).await.map_err(LinkError::Refused)?;
+            let door = self.enter()?;
+            let inbound = door.inbound.clone();
+            let answer = door.run(async move { inbound.call(call, payload).await }).await;
+            let answer = answer.ok_or_else(|| self.reset())?.map_err(LinkError::Refused)?;
             world.travel(self.target, own).await;
             Ok(answer)
         })
@@ -240,23 +301,50 @@ impl<M: StateMachine> Link for SimLink<M> {
         let (world, own, target) = (self.network.world.clone(), self.network.own, self.target);
         within(limit, world.travel(own, target)).await?;
         let door = self.enter()?;
-        let there = world.clone();
-        let arriving = requests.then(move |request| {
-            let world = there.clone();
-            async move {
-                world.travel(own, target).await;
-                request
+        let (mut sent, arriving) = mpsc::channel::<Bytes>(BUFFERED);
+        let (mut answered, answers) = mpsc::channel::<Answered>(BUFFERED);
+        let inbound = door.inbound.clone();
+        door.spawn(async move {
+            let mut answers = inbound.append(arriving).boxed();
+            while let Some(answer) = answers.next().await {
+                if answered.send(Answered::With(answer)).await.is_err() {
+                    return;
+                }
             }
+            // Nobody may wait for it any more.
+            let _gone = answered.send(Answered::Ended).await;
         });
-        let answers = door.append(arriving.boxed());
-        let back = answers.then(move |answer| {
+        let there = world.clone();
+        let sending = async move {
+            let mut requests = requests;
+            while let Some(request) = requests.next().await {
+                there.travel(own, target).await;
+                if sent.send(request).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let gone = self.reset();
+        let back = stream::unfold(Some((answers, gone)), move |state| {
             let world = world.clone();
             async move {
+                let (mut answers, gone) = state?;
+                let answer = answers.next().await;
                 world.travel(target, own).await;
-                answer.map_err(LinkError::Refused)
+                match answer {
+                    Some(Answered::With(answer)) => Some((answer.map_err(LinkError::Refused), Some((answers, gone)))),
+                    Some(Answered::Ended) => None,
+                    None => Some((Err(gone), None)),
+                }
             }
         });
-        Ok(back.boxed())
+        // Whoever waits for answers sends meanwhile, and sends nothing more once it waits no more.
+        let (mut sending, mut back) = (sending.boxed().fuse(), back.boxed());
+        Ok(stream::poll_fn(move |context| {
+            let _sent = sending.poll_unpin(context);
+            back.poll_next_unpin(context)
+        })
+        .boxed())
     }
 
     async fn snapshot(&self, feed: Feed, limit: Duration) -> Result<Bytes, LinkError> {
@@ -265,20 +353,29 @@ impl<M: StateMachine> Link for SimLink<M> {
             world.travel(own, self.target).await;
             let Feed { offer, file, from, .. } = feed;
             let door = self.enter()?;
-            let arrival = door.snapshot(offer).await.map_err(LinkError::Refused)?;
+            let inbound = door.inbound.clone();
+            let arrival = door.run(async move { inbound.snapshot(offer).await }).await.ok_or_else(|| self.reset())?;
+            let arrival = Arc::new(arrival.map_err(LinkError::Refused)?);
             let mut offsets = stream::iter((from..file.length()).step_by(CHUNK_BYTES));
             while let Some(offset) = offsets.next().await {
                 let data = file.read_at(offset, CHUNK_BYTES).map_err(|e| LinkError::Unreachable(e.to_string()))?;
                 world.travel(own, self.target).await;
                 // A member that died meanwhile takes nothing more, also when it is back.
-                if !self.enter()?.is_same(&door) {
+                if !self.enter()?.inbound.is_same(&door.inbound) {
                     return Err(self.refused());
                 }
-                let checksum = Some(crc32c::crc32c(&data));
-                arrival.chunk(offset, data, checksum).await.map_err(LinkError::Refused)?;
+                let (checksum, arrival) = (Some(crc32c::crc32c(&data)), arrival.clone());
+                let taken = door.run(async move { arrival.chunk(offset, data, checksum).await }).await;
+                taken.ok_or_else(|| self.reset())?.map_err(LinkError::Refused)?;
                 world.note_chunk(own, self.target);
             }
-            let answer = arrival.finish().await.map_err(LinkError::Refused)?;
+            let finished = door.run(async move {
+                match Arc::into_inner(arrival) {
+                    Some(arrival) => arrival.finish().await,
+                    None => Err(Error::new(ErrorCode::Internal, "a chunk is still being taken in")),
+                }
+            });
+            let answer = finished.await.ok_or_else(|| self.reset())?.map_err(LinkError::Refused)?;
             world.travel(self.target, own).await;
             Ok(answer)
         })
