@@ -119,6 +119,38 @@ async fn a_restore_waits_for_no_store_that_is_down() {
     expect_all(&pool.client, &saved, OBJECT_BYTES).await;
 }
 
+/// A master that lost its data and would publish to a store that takes requests and never answers: whether there is something to restore
+/// cannot be known, so it begins no empty cluster, says what to do, and ends soon; told to, it begins, whatever the store does.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_master_waits_for_no_store_that_hangs_and_begins_nothing_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(server) = S3Server::start(directory.path()).await else { return };
+    let mut pool = pool(|options| {
+        let directory = options.work_dir.parent().expect("below the test's directory");
+        options.binary = binary_with_credentials(directory);
+        (options.masters, options.datanodes) = (1, 1);
+        let own = ["--snapshot-url", &server.url(), "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
+        options.master_arguments = own.iter().map(|word| word.to_string()).collect();
+    })
+    .await;
+    put_all(&pool.client, &keys("saved", 10), OBJECT_BYTES, 1).await;
+    lose_masters(&mut pool.cluster);
+    server.hang();
+    let master = &mut pool.cluster.masters[0];
+    master.start().unwrap();
+    let ended = master.process().unwrap().wait(WITHIN).await.unwrap();
+    let log = std::fs::read_to_string(master.log()).unwrap();
+    assert!(
+        !ended.success() && log.contains("s3://bucket/deep/er") && log.contains("--accept-data-loss"),
+        "{ended}: {log}"
+    );
+    assert!(!master.data_dir.join("identity").exists(), "a cluster was made");
+    master.add_arguments(&["--accept-data-loss"]);
+    master.start().unwrap();
+    let rpc = master.rpc;
+    wait_for("an empty cluster", async || admin::status(rpc).await.ok().filter(|status| status.role == "leader")).await;
+}
+
 /// TLS to the store: a certificate that nobody vouches for is refused by name; trusted, it is published and restored.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_is_spoken_to_over_tls_and_its_certificate_is_checked() {

@@ -162,7 +162,74 @@ pub(crate) struct Succeeded {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
+    use tidepool_proto::capability::{Capability, Secret, Verb};
+    use tidepool_proto::clock::BootInstant;
+    use tidepool_proto::{LogTime, ObjectId, ReplicaId, SegmentId};
+
     use super::*;
+    use crate::log_clock::LogClock;
+    use crate::writes::{End, WriteLimits, WriteTable};
+
+    fn registration(node: u64, incarnation: u64, registered_in: u64) -> Registration {
+        Registration {
+            cluster: ClusterId([1; 16]),
+            history: History(9),
+            node: NodeId(node),
+            incarnation: Incarnation(incarnation),
+            secret: Secret([0; 32]),
+            heartbeat_interval: Duration::from_secs(1),
+            registered_in: History(registered_in),
+            process_uuid: [3; 16],
+            lineage: Lineage::default(),
+        }
+    }
+
+    fn life(registration: Registration) -> Arc<Life> {
+        let clock = LogClock::new(LogTime(1_000), BootInstant::now());
+        let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));
+        Arc::new(Life::new(registration, HashMap::new(), writes))
+    }
+
+    const NEXT: Successor = Successor { cluster: ClusterId([2; 16]), history: History(77) };
+
+    /// Incarnations are log indexes: those of two branches of one past may have one number.
+    #[tokio::test]
+    async fn only_the_same_incarnation_of_the_same_history_goes_on() {
+        let before = life(registration(4, 5, 7));
+        before.end();
+        let legacy = Legacy::of(Some(before), NEXT).await;
+        assert!(legacy.is_continued_by(&registration(4, 5, 7)));
+        for other in [registration(4, 5, 8), registration(4, 6, 7), registration(3, 5, 7)] {
+            assert!(!legacy.is_continued_by(&other), "{other:?}");
+        }
+    }
+
+    /// ONE-WRITER across histories: whoever is inside a step of a write holds up what follows, until the step has ended.
+    #[tokio::test]
+    async fn a_life_is_left_only_when_nobody_writes_any_more() {
+        let before = life(registration(4, 5, 7));
+        let grant = Capability {
+            verb: Verb::Write,
+            object: ObjectId(1),
+            replica: ReplicaId(1),
+            segment: SegmentId(1),
+            incarnation: Incarnation(5),
+            node: NodeId(4),
+            offset: 0,
+            length: 128,
+            expires: LogTime(9_000),
+        };
+        let write = before.writes().begin(&grant).unwrap();
+        assert!(write.enter());
+        before.end();
+        let mut leaving = Box::pin(Legacy::of(Some(before.clone()), NEXT));
+        assert!(futures::poll!(leaving.as_mut()).is_pending(), "a step is under way");
+        before.writes().finish(&write, End::Aborted);
+        leaving.await.assert_quiet();
+    }
 
     fn identity(cluster: u8, ancestors: &[(u8, u64)]) -> v1::Identity {
         let ancestor = |&(number, history): &(u8, u64)| v1::Ancestor { cluster_uuid: vec![number; 16].into(), history };

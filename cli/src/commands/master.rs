@@ -1,10 +1,13 @@
 //! `tidepool master`: one member of the quorum, until a signal, or until it cannot go on.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use tidepool_master::directory::Strategy;
-use tidepool_master::restore;
+use tidepool_master::restore::{self, RestoreFailed};
 use tidepool_master::snapshots::Location;
 use tidepool_master::{DynamicReplication, FailoverReclaim, LogFilter, Master, MasterError, MasterOptions, Stopped};
-use tidepool_proto::{Address, NodeId};
+use tidepool_proto::{Address, Error, ErrorCode, NodeId};
 use tidepool_raft::{ElectionProfile, Member};
 
 use crate::anew;
@@ -17,6 +20,9 @@ use crate::logging::LogControl;
 use crate::output;
 use crate::port_file::PortFile;
 use crate::signals::{StopSignals, stop_in_order};
+
+/// How long an empty master waits to be told whether snapshots lie where it would publish.
+const CHECK_LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs the role. A leader that is asked to stop hands over first.
 pub async fn run(config: &Config, role: &RoleArgs, log: LogControl) -> anyhow::Result<Exit> {
@@ -83,24 +89,48 @@ async fn before_the_start(config: &Config, options: &MasterOptions) -> anyhow::R
         }
     }
     // An S3 store runs its own requests and must not be called from an async thread.
-    let work = move || {
-        match (restores, guards) {
-        (Some(location), _) => restore::restore(&location, &data_dir, node_id, &address).map(|report| match report {
-            Some(report) => Some(report),
-            None => {
-                tracing::info!(data_dir = %data_dir.display(), "--restore-from means nothing: the data directory holds data");
-                None
-            }
-        }),
-        (None, Some(location)) => restore::check_nothing_to_lose(&location, &data_dir).map(|()| None),
-        (None, None) => Ok(None),
-    }
+    let Some(location) = restores else {
+        return match guards {
+            Some(location) => check_nothing_to_lose(location, data_dir).await,
+            None => Ok(()),
+        };
     };
-    if let Some(report) = tokio::task::spawn_blocking(work).await?? {
-        tracing::warn!(from = report.from, objects = report.objects_kept, "restored into a new cluster");
-        output::print(report.to_string().as_bytes())?;
+    let shown = data_dir.display().to_string();
+    let work = move || restore::restore(&location, &data_dir, node_id, &address);
+    match tokio::task::spawn_blocking(work).await?? {
+        Some(report) => {
+            tracing::warn!(from = report.from, objects = report.objects_kept, "restored into a new cluster");
+            output::print(report.to_string().as_bytes())?;
+        }
+        None => tracing::info!(data_dir = shown, "--restore-from means nothing: the data directory holds data"),
     }
     Ok(())
+}
+
+/// Nothing is known of a place that does not answer in time, and nobody begins empty beside snapshots without the word.
+async fn check_nothing_to_lose(location: Location, data_dir: PathBuf) -> anyhow::Result<()> {
+    let place = location.to_string();
+    let (say, said) = tokio::sync::oneshot::channel();
+    // A thread that nobody waits for: a file system that hangs must not hold up the end of the process either.
+    std::thread::Builder::new().name("snapshots-check".to_owned()).spawn(move || {
+        // Nobody listens any more after the limit.
+        say.send(restore::check_nothing_to_lose(&location, &data_dir)).ok();
+    })?;
+    let why = match tokio::time::timeout(CHECK_LIMIT, said).await {
+        Ok(Ok(Ok(()))) => return Ok(()),
+        Ok(Ok(Err(RestoreFailed::Store(error)))) => error.to_string(),
+        Ok(Ok(Err(error))) => return Err(error.into()),
+        Ok(Err(_)) => "the check ended without a word".to_owned(),
+        Err(_) => format!("it did not answer within {} s", CHECK_LIMIT.as_secs()),
+    };
+    let error = Error::new(
+        ErrorCode::Unavailable,
+        format!(
+            "the data directory is empty, and whether snapshots lie at {place} is not known: {why}; start again when it answers, join \
+             the cluster that is running with --join, or begin an empty one with --accept-data-loss"
+        ),
+    );
+    Err(RestoreFailed::Refused(error).into())
 }
 
 fn restore_location(config: &Config) -> anyhow::Result<Option<Location>> {
