@@ -65,7 +65,7 @@ fn readers_get_in_while_a_node_is_dropped() {
 fn readers_get_in_while_many_objects_are_retired() {
     let retired = |_| {
         let (world, objects) = full_node();
-        is_seen_half_done(&world, Op::Retire { objects: objects.into(), mode: RetireMode::RetireOnly })
+        is_seen_half_done(&world, Op::Retire { objects, mode: RetireMode::RetireOnly })
     };
     assert!((0..TRIES).any(retired));
 }
