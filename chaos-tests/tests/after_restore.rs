@@ -100,7 +100,7 @@ fn checks_of(pool: &Pool, at: usize) -> usize {
 }
 
 /// A restored directory lists what was removed since, and its space has other objects in it. It leaves without anybody reading it, its space
-/// comes back, and what is still held stays.
+/// comes back, and what is still held stays. Tried without the leader's questions: fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_overwritten_since_the_snapshot_leaves_without_a_read() {
     let (mut pool, kept, gone) = overwritten_since_saved(1).await;

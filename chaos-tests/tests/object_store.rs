@@ -121,6 +121,7 @@ async fn a_restore_waits_for_no_store_that_is_down() {
 
 /// A master that lost its data and would publish to a store that takes requests and never answers: whether there is something to restore
 /// cannot be known, so it begins no empty cluster, says what to do, and ends soon; told to, it begins, whatever the store does.
+/// Tried without the limit of the check: fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_empty_master_waits_for_no_store_that_hangs_and_begins_nothing_beside_it() {
     let directory = tempfile::tempdir().unwrap();

@@ -294,3 +294,40 @@ impl Frozen for FrozenMachine {
         self.0.write_to(out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::{EntryBuilder, FEATURE_LEVEL_FIRST};
+    use tidepool_proto::LogTime;
+
+    fn at(index: u64) -> LogPosition {
+        LogPosition { term: 1, index }
+    }
+
+    /// One that has applied a checkpoint at this index.
+    fn with_checkpoint(index: u64) -> Machine {
+        let machine = Machine::new("lru", AuditMetrics::new().unwrap()).unwrap();
+        let mut entry = EntryBuilder::new(FEATURE_LEVEL_FIRST);
+        entry.push(&Op::Checkpoint { index: 0, digest: 0 }).unwrap();
+        machine.apply(at(index), &entry.finish(LogTime(index))).unwrap();
+        machine
+    }
+
+    /// A checkpoint of the state before would be judged as if it were this one's, and vouch for its images.
+    #[test]
+    fn what_is_known_of_a_state_goes_when_another_is_installed() {
+        let (machine, other) = (with_checkpoint(5), with_checkpoint(9));
+        machine.found_unsound(5, "a record");
+        assert!(machine.digest_at(5).is_some() && machine.doubted().is_some());
+        let mut image = Vec::new();
+        other.freeze().write_to(&mut image).unwrap();
+        machine.install(at(9), &mut &image[..]).unwrap();
+        assert_eq!((machine.digest_at(5), machine.last_checkpoint(), machine.doubted()), (None, None, None));
+        // An image of the state before is still being written, and is found to be wrong.
+        machine.found_unsound(8, "a record");
+        assert_eq!(machine.doubted(), None);
+        machine.found_unsound(9, "a record");
+        assert!(machine.doubted().is_some());
+    }
+}

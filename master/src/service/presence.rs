@@ -132,9 +132,6 @@ impl PresenceTable {
 pub async fn work(service: &Service, tenure: &Tenure) -> Result<(), Error> {
     let directory = service.directory();
     let ancestors = directory.ancestors();
-    if ancestors.iter().len() == 0 {
-        return Ok(());
-    }
     let of_before = |node: &NodeView| ancestors.history_of(node.incarnation.op()).is_some();
     for node in directory.nodes().into_iter().filter(of_before) {
         // Its segments are mounted when it beats, and it is listed by then.

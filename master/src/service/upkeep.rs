@@ -55,7 +55,10 @@ pub fn start(service: &Arc<Service>, tenure: &Arc<Tenure>) {
         |s, t| async move { tasks::work(&s, &t).await },
     );
     every(service, tenure, tasks::INTERVAL, "heal", |s, t| async move { healing::heal(&s, &t).await });
-    every(service, tenure, PRESENCE_INTERVAL, "presence", |s, t| async move { presence::work(&s, &t).await });
+    // Whoever leads has applied the op with which a history begins: where none went before, none will.
+    if service.directory().ancestors().iter().len() > 0 {
+        every(service, tenure, PRESENCE_INTERVAL, "presence", |s, t| async move { presence::work(&s, &t).await });
+    }
     every(service, tenure, hot::interval(service), "hot", |s, t| async move { hot::work(&s, &t).await });
     let sessions_interval =
         (service.options().session_idle_timeout / 2).clamp(SESSIONS_INTERVAL_MIN, SESSIONS_INTERVAL_MAX);

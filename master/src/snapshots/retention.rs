@@ -42,7 +42,7 @@ pub fn prune(catalogue: &Catalogue, cluster: ClusterId, node: NodeId, retain: us
             Err(Rejected::Unreadable(error)) => return Err(error),
             Err(_) => continue,
         }
-        // The descriptor first: from then on it is no snapshot.
+        // The descriptor first: from then on it is no snapshot. A second line: readers want every file to be there.
         let files: Vec<&str> = FILES.into_iter().rev().collect();
         store.remove(&directory, &files)?;
     }

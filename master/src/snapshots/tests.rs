@@ -187,6 +187,25 @@ fn a_snapshot_in_another_clusters_or_nodes_place_is_refused() {
     assert_eq!(place.catalogue.candidates().unwrap().len(), 4);
 }
 
+/// Parts and manifest fit each other, their index is that of the descriptor, and they are of another state.
+#[test]
+fn parts_and_manifest_of_another_state_of_the_same_index_are_refused() {
+    let published = |name: &str| {
+        let mut place = Fixture::new();
+        place.images.0.tenant(name, Default::default());
+        let image: Arc<dyn ImageFile> = Arc::new(Bytes(place.images.bytes()));
+        let published = publish(&place.catalogue, &image, &whose(), &unlimited()).unwrap();
+        (place, published)
+    };
+    let ((one, at), (other, also)) = (published("one"), published("two"));
+    assert_eq!(at.place, also.place);
+    for file in FILES.into_iter().filter(|file| *file != super::layout::DESCRIPTOR) {
+        fs::copy(other.path(&also).join(file), one.path(&at).join(file)).unwrap();
+    }
+    assert_eq!(one.newest(), (None, vec!["damaged"]));
+    assert_eq!(other.newest(), (Some(also.place), vec![]));
+}
+
 #[test]
 fn files_with_the_names_of_directories_are_passed_over() {
     let mut place = Fixture::new();
