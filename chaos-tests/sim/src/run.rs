@@ -176,11 +176,8 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             need(&[Fault::IsolateMaster, Fault::CutMasters]);
             params.readers = 2;
         }
-        // Late attempts, and keys that are leased now and then: what is refused must be free again when the first attempt arrives.
-        Plant::ForgottenRefusal => {
-            (params.late, params.keys, params.clients, params.readers) = ((120, 1_000), 8, 2, 0);
-            (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
-        }
+        // Late attempts of removals that are refused for a lease.
+        Plant::ForgottenRefusal => (params.late, params.keys, params.readers) = ((60, 1_500), 3, 2),
         // New leaders, and datanodes that hear late of them.
         Plant::TimeAheadOfLog => {
             need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);

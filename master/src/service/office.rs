@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidepool_proto::capability::Secret;
+use tidepool_proto::capability::{LOG_TIME_TOLD_BEHIND_MS, Secret};
 use tidepool_proto::{Error, LogTime};
 use tidepool_raft::Role;
 use tidepool_raft::rt;
@@ -67,7 +67,8 @@ pub async fn follow(service: Arc<Service>) {
 /// Everything acknowledged before this term is applied by now: `watch_leadership` says so only after the term's first
 /// entry was applied here.
 async fn take_office(service: &Arc<Service>, term: u64) -> Result<Arc<Tenure>, Error> {
-    let clock = LogClock::starting_at(service.directory().log_time().max(LogTime(1)));
+    // A log without entries begins where a datanode that was told nothing yet cannot get to by itself (W2).
+    let clock = LogClock::starting_at(service.directory().log_time().max(LogTime(LOG_TIME_TOLD_BEHIND_MS)));
     let (node, metrics, halt) = (service.node().clone(), service.metrics().clone(), service.halt().clone());
     let proposer = Proposer::start(node, (term, clock, service.options().election.timeout_max()), metrics, halt);
     let config = service.directory().config().config;
