@@ -313,6 +313,7 @@ fn outcome_of(error: &Error) -> CallOutcome {
         | ErrorCode::InvalidKey
         | ErrorCode::NoSpace
         | ErrorCode::NotEnoughReplicas
+        | ErrorCode::FitsNowhere
         | ErrorCode::GrantLost
         | ErrorCode::ObjectNotFound => CallOutcome::Fail,
         _ => CallOutcome::Unknown,

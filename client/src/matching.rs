@@ -88,7 +88,8 @@ impl Matcher {
         after: &Bytes,
         deadline: Deadline,
     ) -> Result<v1::RemoveMatchingResponse, Failure> {
-        let range = self.sequences.take(1);
+        let certain = |error| Failure { error, uncertain: false };
+        let range = self.sequences.take("remove_matching", 1, deadline).await.map_err(certain)?;
         let answer = self.caller.call_while(
             "remove_matching",
             deadline,
@@ -153,28 +154,38 @@ impl Matcher {
     ) -> Vec<Result<bool, Error>> {
         let mut results: Vec<Option<Result<bool, Error>>> = keys.iter().map(|_| None).collect();
         for chunk in split(keys, &mut results) {
-            let packed = v1::Keys::pack(chunk.iter().map(|(_, key)| key));
-            // By the time it is repeated the keys may name other objects: the numbers tell the masters (W8).
-            let range = self.sequences.take(chunk.len());
-            let clear = |leader: &Leader| {
-                client_request::Body::ReplicaClear(v1::ReplicaClearRequest {
-                    keys: Some(packed.clone()),
-                    segment_name: segment_name.to_owned(),
-                    session_id: leader.session_id,
-                    sequence: range.first,
-                    floor: self.sequences.floor(),
-                })
-            };
-            let may_send = |leader: &Leader, uncertain: bool| range.may_send("a clear of replicas", leader, uncertain);
-            let answer = self.caller.call_while("replica_clear", deadline, clear, may_send);
-            let answer = answer.await.map_err(|f| f.error).and_then(|answer| match answer.body {
-                client_response::Body::ReplicaClear(done) if done.cleared.len() == chunk.len() => Ok(done.cleared),
-                _ => Err(malformed("replica_clear", "not one answer a key")),
-            });
+            let answer = self.clear_chunk(&chunk, segment_name, deadline).await;
             for (i, &(position, _)) in chunk.iter().enumerate() {
                 results[position] = Some(answer.as_ref().map(|cleared| cleared[i] == 1).map_err(Error::clone));
             }
         }
         complete(results)
+    }
+
+    /// One answer a key.
+    async fn clear_chunk(
+        &self,
+        chunk: &[(usize, &[u8])],
+        segment_name: &str,
+        deadline: Deadline,
+    ) -> Result<Bytes, Error> {
+        let packed = v1::Keys::pack(chunk.iter().map(|(_, key)| key));
+        // By the time it is repeated the keys may name other objects: the numbers tell the masters (W8).
+        let range = self.sequences.take("replica_clear", chunk.len(), deadline).await?;
+        let clear = |leader: &Leader| {
+            client_request::Body::ReplicaClear(v1::ReplicaClearRequest {
+                keys: Some(packed.clone()),
+                segment_name: segment_name.to_owned(),
+                session_id: leader.session_id,
+                sequence: range.first,
+                floor: self.sequences.floor(),
+            })
+        };
+        let may_send = |leader: &Leader, uncertain: bool| range.may_send("a clear of replicas", leader, uncertain);
+        let answer = self.caller.call_while("replica_clear", deadline, clear, may_send).await;
+        match answer.map_err(|f| f.error)?.body {
+            client_response::Body::ReplicaClear(done) if done.cleared.len() == chunk.len() => Ok(done.cleared),
+            _ => Err(malformed("replica_clear", "not one answer a key")),
+        }
     }
 }

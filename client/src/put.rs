@@ -355,7 +355,13 @@ impl Putter {
             })
             .collect();
         // An upsert is destructive: its number makes a late duplicate harmless (W8).
-        let range = options.replace.then(|| self.sequences.take(items.len()));
+        let range = match options.replace {
+            true => match self.sequences.take("upsert", items.len(), deadline).await {
+                Ok(range) => Some(range),
+                Err(error) => return Err(Failure { error, uncertain: false }),
+            },
+            false => None,
+        };
         let (soft_pin, soft_pin_ttl_ms) = options.soft_pin.to_wire();
         let replica_mode = match options.mode {
             ReplicaMode::BestEffort => v1::ReplicaMode::BestEffort,

@@ -82,7 +82,7 @@ impl Remover {
         deadline: Deadline,
     ) -> Result<Vec<v1::ItemError>, Error> {
         let keys = v1::Keys::pack(chunk.iter().map(|(_, key)| key));
-        let range = self.sequences.take(chunk.len());
+        let range = self.sequences.take("remove", chunk.len(), deadline).await?;
         let answer = self.caller.call_while(
             "remove",
             deadline,

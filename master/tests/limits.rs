@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use futures::future::join_all;
-use support::{Client, Datanode, Quorum, code, item};
+use support::{Client, Datanode, Quorum, code, item, until};
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
@@ -40,6 +40,48 @@ async fn calls_side_by_side_are_granted_no_more_than_their_client_may_have() {
         assert_eq!(ErrorCode::from_u32(error.code), ErrorCode::ResourceExhausted, "{error:?}");
         assert!(error.message.contains("granted and not ended; the limit is"), "{error:?}");
     }
+}
+
+/// Room that no eviction makes is said at once, with a code that clients do not repeat; room that may come is not.
+#[tokio::test]
+async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
+    let quorum = Quorum::start(|options| options.node_suspect_timeout = Duration::from_millis(300)).await;
+    // So long that the test would not end if the calls waited.
+    let mut patient = Client { remaining_ms: 300_000, ..quorum.client().await };
+    let mut hasty = Client { remaining_ms: 300, ..quorum.client().await };
+    let request = |length: u64, replica_num: u32, mode: v1::ReplicaMode| v1::PutStartRequest {
+        items: vec![item(b"k", length, rand::random())],
+        replica_num,
+        replica_mode: mode as i32,
+        ..Default::default()
+    };
+    let large = || request(9 * MIB, 1, v1::ReplicaMode::BestEffort);
+    assert_eq!(code(&hasty.start_all(large()).await[0].error), ErrorCode::NoSpace, "nothing is mounted yet");
+
+    let (first, _second) = (quorum.datanode_on("a", 8 * MIB).await, quorum.datanode_on("b", 8 * MIB).await);
+    let admin = AdminServiceClient::connect(quorum.uri.clone()).await.expect("admin");
+    let are_suspect = || async {
+        let status = admin.clone().status(v1::StatusRequest {}).await.expect("status").into_inner();
+        status.nodes.iter().all(|node| node.suspect)
+    };
+    let mut error_of = async |request| patient.start_all(request).await[0].error.clone();
+    let error = error_of(large()).await;
+    assert_eq!(code(&error), ErrorCode::FitsNowhere, "{error:?}");
+    assert!(error.unwrap().message.contains("the largest has 8388608"));
+    let error = error_of(request(1_000, 3, v1::ReplicaMode::Strict)).await;
+    assert_eq!(code(&error), ErrorCode::FitsNowhere, "{error:?}");
+    assert!(error.unwrap().message.contains("so large are 2 of 2"));
+
+    let excluding =
+        v1::PutStartRequest { excluded_nodes: vec![first.node_id], ..request(1_000, 2, v1::ReplicaMode::Strict) };
+    let codes = [ErrorCode::NoSpace, ErrorCode::NotEnoughReplicas];
+    let excluded = code(&hasty.start_all(excluding).await[0].error);
+    assert!(codes.contains(&excluded), "{excluded:?}: the client may trust that node again");
+    until("both nodes are suspect", are_suspect).await;
+    let suspect = code(&hasty.start_all(request(1_000, 1, v1::ReplicaMode::BestEffort)).await[0].error);
+    assert!(codes.contains(&suspect), "{suspect:?}: the nodes may be back");
+    let error = error_of(large()).await;
+    assert_eq!(code(&error), ErrorCode::FitsNowhere, "{error:?}");
 }
 
 /// Starts, ends and comes again for what found no room, until all is stored.

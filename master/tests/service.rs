@@ -268,7 +268,7 @@ async fn bad_input_is_refused_by_its_own_code_and_changes_nothing() {
         ("put of a long key", put(&long, 1, session), ErrorCode::InvalidKey),
         ("put of zero bytes", put(b"z", 0, session), ErrorCode::InvalidParams),
         ("put of absurd length", put(b"z", u64::MAX, session), ErrorCode::InvalidParams),
-        ("put larger than the pool", put(b"z", 17 * MIB, session), ErrorCode::NoSpace),
+        ("put larger than the pool", put(b"z", 17 * MIB, session), ErrorCode::FitsNowhere),
         ("put of an unknown session", put(b"z", 1, 99), ErrorCode::SessionUnknown),
         ("put of no session", put(b"z", 1, 0), ErrorCode::SessionUnknown),
         (

@@ -100,6 +100,8 @@ error_codes! {
     ReplicaAlreadyExists = 36, "REPLICA_ALREADY_EXISTS", -711, fatal;
     /// The put would pin more for good than may be without a quota.
     HardPinLimit = 37, "HARD_PIN_LIMIT_EXCEEDED", -200, fatal;
+    /// The put fits nowhere, however much is evicted: no segment is large enough, or there are too few of them for its copies.
+    FitsNowhere = 38, "FITS_NOWHERE", -200, fatal;
 
     /// No such segment, or of another node.
     SegmentNotFound = 40, "SEGMENT_NOT_FOUND", -101, fatal;

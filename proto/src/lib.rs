@@ -44,3 +44,6 @@ macro_rules! planted {
 
 /// Version of the wire protocol; peers further apart than one are refused at the handshake.
 pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Outcomes of numbered requests (W8) that masters keep a session. A client numbers no further ahead of its floor.
+pub const OUTCOMES_PER_SESSION_MAX: usize = 4096;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use tidepool_proto::v1::{self, client_request::Body as Ask, client_response::Body as Say};
-use tidepool_proto::{Address, Error, ErrorCode, OpId};
+use tidepool_proto::{Address, Error, ErrorCode, OUTCOMES_PER_SESSION_MAX, OpId};
 
 pub struct Directory {
     pub state: Mutex<State>,
@@ -23,11 +23,15 @@ pub struct State {
     pub session_id: u64,
     /// A master that believes it leads, in a term of the past.
     pub stale: Option<(usize, u64)>,
+    /// What a put is told that finds no node.
+    pub no_room: ErrorCode,
     pub next_id: u64,
     pub next_node: usize,
     /// Executed removes: (session, sequence) -> removed.
     pub removes: HashMap<(u64, u64), bool>,
     pub removals_executed: u64,
+    /// Removes that were refused because too many outcomes lie above the floor.
+    pub removals_refused: u64,
     pub floors: Vec<u64>,
     pub reports: Vec<v1::ReadReport>,
     pub released: Vec<u64>,
@@ -87,10 +91,12 @@ impl Directory {
                 protocol_version: tidepool_proto::PROTOCOL_VERSION,
                 session_id: 1,
                 stale: None,
+                no_room: ErrorCode::NoSpace,
                 next_id: 1,
                 next_node: 0,
                 removes: HashMap::new(),
                 removals_executed: 0,
+                removals_refused: 0,
                 floors: Vec::new(),
                 reports: Vec::new(),
                 released: Vec::new(),
@@ -240,10 +246,17 @@ impl State {
             }
             Ask::Remove(remove) => {
                 self.floors.push(remove.floor);
+                let floor = self.floors.iter().copied().max().unwrap_or(0);
+                let kept = self.removes.keys().filter(|(_, sequence)| *sequence >= floor).count();
                 let keys = remove.keys.unwrap();
                 let mut errors = Vec::new();
                 for (i, key) in keys.iter().unwrap().enumerate() {
                     let number = (remove.session_id, remove.sequence + i as u64);
+                    if kept + i >= OUTCOMES_PER_SESSION_MAX && !self.removes.contains_key(&number) {
+                        self.removals_refused += 1;
+                        errors.push(Error::new(ErrorCode::ResourceExhausted, "too many outcomes").for_item(i));
+                        continue;
+                    }
                     let removed = match self.removes.get(&number) {
                         Some(&outcome) => outcome,
                         None => {
@@ -364,7 +377,7 @@ impl State {
         let wanted = start.replica_num.max(1) as usize;
         let strict = start.replica_mode() == v1::ReplicaMode::Strict;
         if free.is_empty() || (strict && free.len() < wanted) {
-            return error(ErrorCode::NoSpace, 5);
+            return error(self.no_room, 5);
         }
         let id = self.id();
         let replicas: Vec<v1::Replica> = (0..wanted.min(free.len()))

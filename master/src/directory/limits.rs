@@ -31,7 +31,7 @@ pub const POOL_BYTES_MAX: u64 = 1 << 60;
 /// Open client sessions.
 pub const SESSIONS_MAX: usize = 1 << 16;
 /// Outcomes of key-named destructive ops kept per session for late duplicates (W8).
-pub const OUTCOMES_PER_SESSION_MAX: usize = 4096;
+pub use tidepool_proto::OUTCOMES_PER_SESSION_MAX;
 /// Victims one PutStart may name (W9).
 pub const VICTIMS_PER_OP_MAX: usize = 4096;
 /// Nodes one PutStart may exclude.

@@ -75,10 +75,12 @@ pub async fn start(
                     room::count_evicted(service, "put", &grant.evicted, &bytes_of);
                     round.granted.push((i, token, grant));
                 }
-                Outcome::Refused(error) if batch.waits_for_room(service, i, &error) => {
-                    round.again.push((i, token, error))
-                }
                 Outcome::Refused(error) => {
+                    let error = batch.fits_nowhere(service, i, &error).unwrap_or(error);
+                    if batch.waits_for_room(service, i, &error) {
+                        round.again.push((i, token, error));
+                        continue;
+                    }
                     if round.cut.is_none() && Batch::is_limited(&error) {
                         round.cut = Some(i);
                     }
@@ -408,8 +410,39 @@ impl<'a> Batch<'a> {
     /// Whether an item that does not wait was refused by a limit, or because it can never have room: what is behind it in the
     /// batch is not stored then.
     fn is_limited(error: &Error) -> bool {
-        use ErrorCode::{HardPinLimit, NoSpace, NotEnoughReplicas, ResourceExhausted};
-        matches!(error.code(), HardPinLimit | NoSpace | NotEnoughReplicas | ResourceExhausted)
+        use ErrorCode::{FitsNowhere, HardPinLimit, NoSpace, NotEnoughReplicas, ResourceExhausted};
+        matches!(error.code(), FitsNowhere | HardPinLimit | NoSpace | NotEnoughReplicas | ResourceExhausted)
+    }
+
+    /// What is wrong with an item that was refused for lack of room and that no eviction makes room for. Every mounted segment
+    /// counts, that of a suspect or excluded node too: it may be back in a moment. Where none is mounted yet nothing is known.
+    fn fits_nowhere(&self, service: &Service, i: usize, error: &Error) -> Option<Error> {
+        if !is_short_of_space(error) {
+            return None;
+        }
+        let copies = match self.mode {
+            ReplicaMode::Strict => self.replica_num as usize,
+            ReplicaMode::BestEffort => 1,
+        };
+        let item = &self.request.items[i];
+        let bytes = extent_bytes(item.length);
+        let segments = service.directory().segments();
+        let largest = segments.iter().map(|s| s.capacity).max()?;
+        let large_enough = segments.iter().filter(|s| s.capacity >= bytes).count();
+        if large_enough >= copies {
+            return None;
+        }
+        let key = String::from_utf8_lossy(&item.key);
+        let message = match large_enough {
+            0 => format!(
+                "key '{key}' takes {bytes} bytes of one segment, the largest has {largest}: mount a larger one, or store it in parts"
+            ),
+            _ => format!(
+                "key '{key}' is to have {copies} copies of {bytes} bytes, each in a segment of its own; so large are {large_enough} of {}: add datanodes, or ask for fewer copies",
+                segments.len()
+            ),
+        };
+        Some(Error::new(ErrorCode::FitsNowhere, message))
     }
 
     /// Whether an item was refused for lack of room that may yet be made: not if no segment is large enough, or the

@@ -1,8 +1,6 @@
 """Whole objects as bytes: put, upsert, get, exist, remove, and what is known of their copies."""
 
 import logging
-import random
-import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -16,10 +14,6 @@ from mooncake.store.sources import COPIED_BYTES_MAX, frozen
 from tidepool import _native
 
 log = logging.getLogger("mooncake.store")
-
-
-#: Between two tries of what was refused because the masters are busy with this client.
-BUSY_PAUSE_S = (0.005, 0.05)
 
 
 def code_of(error: BaseException) -> int:
@@ -143,22 +137,8 @@ class Objects(Lifecycle):
         return self.batch_remove([key], force)[0]
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
-        """As `remove`, a key."""
-        results = self._remove(keys, force)
-        if codes.BUSY not in results:
-            return results
-        # The masters keep the outcomes of so many removes a client, and refuse more, untried, until these were acknowledged.
-        deadline = time.monotonic() + self._deadline
-        while codes.BUSY in results and time.monotonic() < deadline:
-            time.sleep(random.uniform(*BUSY_PAUSE_S))
-            again = [n for n, code in enumerate(results) if code == codes.BUSY]
-            for n, code in zip(again, self._remove([keys[n] for n in again], force)):
-                results[n] = code
-        return results
-
-    def _remove(self, keys: Sequence[str], force: bool) -> list[int]:
-        deadline = min(LOOK_S, self._deadline)
-        return self._codes(keys, lambda client: client.remove_many(keys, force=force, deadline=deadline, codes=True))
+        """As `remove`, a key. Many at once wait for each other: the masters keep the outcomes of so many a client."""
+        return self._codes(keys, lambda client: client.remove_many(keys, force=force, deadline=self._deadline, codes=True))
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Removes objects in whose keys the pattern is found; how many."""

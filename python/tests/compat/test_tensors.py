@@ -1,13 +1,17 @@
 """PyTorch tensors there and back: types, shapes, shards, buffers, files. Needs torch (a CPU build does)."""
 
 import ctypes
+import os
 import struct
 
 import pytest
 
 from compat.rig import Buffer
 
-torch = pytest.importorskip("torch", reason="tensor calls are not tested: PyTorch is not installed (a CPU build does)")
+if os.environ.get("TIDEPOOL_REQUIRE_TORCH"):
+    import torch
+else:
+    torch = pytest.importorskip("torch", reason="tensor calls are not tested: PyTorch is not installed (scripts/test --full)")
 
 from mooncake.store import (  # noqa: E402
     ParallelAxis,

@@ -28,6 +28,7 @@ const REFUSALS: &[ErrorCode] = &[
     ErrorCode::CapabilityRefused,
     ErrorCode::DeadlineExceeded,
     ErrorCode::Fenced,
+    ErrorCode::FitsNowhere,
     ErrorCode::GrantLost,
     ErrorCode::HardPinLimit,
     ErrorCode::IllegalClient,
