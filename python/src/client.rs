@@ -98,11 +98,10 @@ impl Client {
                 std::process::id()
             ));
         }
-        match self.open.lock().as_ref() {
-            Some(open) => {
-                let call = Call { process: self.process, closed: open.closed.subscribe(), loan: None };
-                Ok((open.client.clone(), call))
-            }
+        let open = self.open.lock().as_ref().map(|open| (open.client.clone(), open.closed.subscribe()));
+        // An exception is made without the lock: Python may run other threads, or this store's own methods, meanwhile.
+        match open {
+            Some((client, closed)) => Ok((client, Call { process: self.process, closed, loan: None })),
             None => refuse("the store is closed; connect again".to_owned()),
         }
     }
@@ -221,7 +220,9 @@ impl Client {
         if !self.process.is_here() {
             return;
         }
-        if let Some(open) = self.open.lock().take() {
+        // Not in the head of the `if`: the lock would be held while another thread has the interpreter and wants it.
+        let open = self.open.lock().take();
+        if let Some(open) = open {
             open.closed.send_replace(true);
             py.detach(|| drop(open.client));
         }

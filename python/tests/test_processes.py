@@ -87,6 +87,32 @@ def test_a_fork_while_threads_are_busy(pool, key):
     )
 
 
+def test_a_close_beside_calls_of_other_threads_ends(pool, key):
+    """A close lets the interpreter go; who calls meanwhile must not wait for it with the interpreter in hand."""
+    out = run(
+        f"""
+        import sys, threading, tidepool
+        for number in range(50):
+            store = tidepool.Store(sys.argv[1])
+            def ask():
+                try:
+                    while True:
+                        store.closed, store.exist("{key}")
+                except tidepool.errors.Unavailable:
+                    pass
+            threads = [threading.Thread(target=ask) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            store.close()
+            for thread in threads:
+                thread.join()
+        print("done")
+        """,
+        pool.masters,
+    )
+    assert out.split() == ["done"]
+
+
 def test_interrupts_end_a_call_within_a_second(tmp_path):
     """Against masters that accept and say nothing. Tried without the check for signals: fails."""
     script = """

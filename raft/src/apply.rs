@@ -416,3 +416,6 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Builder<C, M> {
         before.map(as_openraft).map_err(|e| self.shared.storage_failed(e))
     }
 }
+
+#[cfg(test)]
+mod tests;

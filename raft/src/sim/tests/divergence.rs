@@ -204,3 +204,63 @@ fn a_snapshot_that_nobody_vouched_for_allows_nothing() {
         run("a_snapshot_that_nobody_vouched_for_allows_nothing", seed, |dir| nobody_vouches(seed, dir));
     }
 }
+
+/// The agreed snapshots of those that are left are damaged on disk, the log before them is gone, and nobody has vouched for the newer ones
+/// yet: a member that lacks all of it waits until somebody does.
+async fn doubtful_ones_only(seed: u64, dir: PathBuf) -> Result<(), String> {
+    let cluster = cluster(seed, &dir, |options| {
+        options.agreement = Agreement::Majority;
+        (options.keep_log_entries, options.snapshot_log_entries) = (0, 100_000);
+    });
+    start_all(&cluster).await?;
+    let (leader, _) = leader(&cluster).await?;
+    let lags = cluster.ids().into_iter().find(|id| *id != leader.node_id().0).ok_or("no follower")?;
+    cluster.kill(lags, 0, false).await;
+    for id in 1..40 {
+        put(&cluster, id).await?;
+    }
+    let left: Vec<u64> = cluster.nodes().iter().map(|node| node.node_id().0).collect();
+    for node in cluster.nodes() {
+        node.compact().await.map_err(text)?;
+    }
+    let last = put(&cluster, 40).await?;
+    converge(&cluster, last).await?;
+    tend(&cluster).await?;
+    for node in cluster.nodes() {
+        node.compact().await.map_err(text)?;
+        until("the log goes", 5_000, || (node.status().purged_index > 0).then_some(())).await?;
+    }
+    for &id in &left {
+        cluster.kill(id, usize::MAX, false).await;
+        let home = dir.join(id.to_string()).join("snapshots");
+        let store = SnapshotStore::open(&home, Agreement::Majority).map_err(text)?;
+        let agreed = store.agreed().ok_or("no agreed snapshot")?;
+        std::fs::remove_file(agreed.path()).map_err(text)?;
+    }
+    for &id in &left {
+        start(&cluster, id).await?;
+    }
+    put(&cluster, 41).await?;
+    let back = start(&cluster, lags).await?;
+    pause(10_000).await;
+    let sent: u64 = left.iter().map(|&id| cluster.world().chunks(id, lags)).sum();
+    if sent > 0 || back.status().snapshot_index > 0 {
+        return Err(format!("{sent} chunks were sent of a snapshot that nobody vouched for"));
+    }
+    let index = put(&cluster, 42).await?;
+    for node in left.iter().filter_map(|&id| cluster.node(id)) {
+        until("it applied it", 5_000, || (node.status().applied_index >= index).then_some(())).await?;
+        node.vouch(index).await.map_err(text)?;
+    }
+    let last = put(&cluster, 43).await?;
+    converge(&cluster, last).await
+}
+
+#[test]
+fn a_snapshot_that_nobody_vouched_for_is_not_sent_where_there_is_no_other() {
+    for seed in seeds(6) {
+        run("a_snapshot_that_nobody_vouched_for_is_not_sent_where_there_is_no_other", seed, |dir| {
+            doubtful_ones_only(seed, dir)
+        });
+    }
+}
