@@ -82,10 +82,7 @@ async fn older_members_stop(seed: u64, dir: PathBuf) -> Result<(), String> {
     converge(&cluster, last).await?;
     for compacted in [false, true] {
         if compacted {
-            let upgraded = cluster.node(3).ok_or("no third member")?;
-            upgraded.compact().await.map_err(text)?;
-            let purged = || (upgraded.status().purged_index >= newer).then_some(());
-            until("only the snapshot has it", 5_000, purged).await?;
+            purge(&cluster).await?;
         }
         cluster.kill(3, usize::MAX, false).await;
         starts_with.store(1, Ordering::Relaxed);
@@ -118,10 +115,7 @@ async fn older_members_take_no_snapshot(seed: u64, dir: PathBuf) -> Result<(), S
     converge(&cluster, common).await?;
     cluster.kill(3, usize::MAX, false).await;
     let newer = put_newer(&cluster, 2).await?;
-    for node in cluster.nodes() {
-        node.compact().await.map_err(text)?;
-        until("the log goes", 5_000, || (node.status().purged_index >= newer).then_some(())).await?;
-    }
+    purge(&cluster).await?;
     for _ in 0..2 {
         let old = start(&cluster, 3).await?;
         ends_unacknowledged(&old, newer).await?;
