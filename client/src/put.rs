@@ -318,7 +318,7 @@ impl Putter {
                     let (object_id, replicas) = (grant.object_id, grant.replicas);
                     granted.push(Granted { pending: item, slot, object_id, replicas });
                 }
-                Some(error) => match ErrorCode::from_u32(error.code) {
+                Some(error) => match ErrorCode::of_item(&error) {
                     ErrorCode::ObjectAlreadyExists => {
                         let outcome = PutOutcome { copies: 0, already_existed: true, object_id: 0 };
                         settled.done.push((item.position, Ok(outcome)));

@@ -45,7 +45,11 @@ async fn calls_side_by_side_are_granted_no_more_than_their_client_may_have() {
 /// Room that no eviction makes is said at once, with a code that clients do not repeat; room that may come is not.
 #[tokio::test]
 async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
-    let quorum = Quorum::start(|options| options.node_suspect_timeout = Duration::from_millis(300)).await;
+    let quorum = Quorum::start(|options| {
+        options.node_suspect_timeout = Duration::from_millis(300);
+        options.fits_nowhere_after = Duration::from_millis(500);
+    })
+    .await;
     // So long that the test would not end if the calls waited.
     let mut patient = Client { remaining_ms: 300_000, ..quorum.client().await };
     let mut hasty = Client { remaining_ms: 300, ..quorum.client().await };
@@ -145,7 +149,7 @@ fn keys(count: usize) -> Option<v1::Keys> {
 /// The code of an answer: of the call, or of its first item.
 fn code_of(answer: Result<Answer, Error>) -> (ErrorCode, String) {
     let first = |errors: &[v1::ItemError]| match errors.first() {
-        Some(error) => (ErrorCode::from_u32(error.code), error.message.clone()),
+        Some(error) => (ErrorCode::of_item(error), error.message.clone()),
         None => (ErrorCode::Ok, String::new()),
     };
     match answer {

@@ -234,7 +234,7 @@ async fn a_stale_incarnation_is_fenced_and_a_foreign_history_is_refused() {
 
 #[tokio::test]
 async fn bad_input_is_refused_by_its_own_code_and_changes_nothing() {
-    let quorum = Quorum::start(|_| {}).await;
+    let quorum = Quorum::start(|options| options.fits_nowhere_after = Duration::ZERO).await;
     let (node, mut client) = (quorum.datanode(16 * MIB).await, quorum.client().await);
     client.put(b"there", 1000, &node).await;
     let mut other = quorum.client().await;

@@ -207,11 +207,13 @@ impl Error {
     }
     /// As the failure of item `index` of a batch.
     pub fn for_item(&self, index: usize) -> v1::ItemError {
+        let known = self.code.as_known_before();
         v1::ItemError {
             index: index as u32,
-            code: self.code as u32,
+            code: known.unwrap_or(self.code) as u32,
             message: self.message.clone(),
             retry_after_ms: self.retry_after_ms,
+            newer_code: known.map_or(0, |_| self.code as u32),
         }
     }
 }
@@ -234,10 +236,25 @@ impl From<v1::CallError> for Error {
     }
 }
 
+impl ErrorCode {
+    /// What is sent beside a code that clients of earlier releases do not know, and would take for INTERNAL.
+    fn as_known_before(self) -> Option<ErrorCode> {
+        (self == ErrorCode::FitsNowhere).then_some(ErrorCode::NoSpace)
+    }
+
+    /// The code of an item's failure: the more precise one, if this release knows it.
+    pub fn of_item(error: &v1::ItemError) -> ErrorCode {
+        match ErrorCode::from_u32(error.newer_code) {
+            ErrorCode::Ok | ErrorCode::Internal => ErrorCode::from_u32(error.code),
+            newer => newer,
+        }
+    }
+}
+
 impl From<v1::ItemError> for Error {
     fn from(e: v1::ItemError) -> Self {
         Error {
-            code: ErrorCode::from_u32(e.code),
+            code: ErrorCode::of_item(&e),
             message: e.message,
             retry_after_ms: e.retry_after_ms,
             leader: None,

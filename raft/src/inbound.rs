@@ -141,7 +141,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             initialized: initialized.unwrap_or(true),
             caller_removed,
             feature_level: self.shared.machine.machine.levels().binary.into(),
-            keeps_out: !self.shared.fence.passed(),
+            keeps_out: !self.shared.fence.passed() || !self.shared.may_lead.load(Ordering::Acquire),
         }
     }
 

@@ -208,7 +208,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
             let members = self.watch_members().borrow().clone();
             let asking = members.iter().filter(|member| answering.contains(&member.node_id.0)).map(|member| async {
                 let answer = ask::<C, N>(&parts.network, &parts.identity, member, ask_limit(profile)).await;
-                answer.is_ok_and(|answer| !answer.keeps_out).then_some(member.node_id.0)
+                answer.is_ok_and(|answer| answer.error.is_none() && !answer.keeps_out).then_some(member.node_id.0)
             });
             let electable: Vec<u64> = futures::future::join_all(asking).await.into_iter().flatten().collect();
             if !electable.is_empty() {

@@ -39,6 +39,9 @@ pub struct MasterOptions {
     pub failover_reclaim: FailoverReclaim,
     /// Beat interval given to datanodes.
     pub node_heartbeat_interval: Duration,
+    /// How long the mounted segments must have been the same before a put that fits none of them is refused for good: a datanode that
+    /// restarts leaves in order and comes back.
+    pub fits_nowhere_after: Duration,
     /// Silence after which a datanode is SUSPECT.
     pub node_suspect_timeout: Duration,
     /// Silence after which a datanode's replicas are dropped.
@@ -145,6 +148,7 @@ impl MasterOptions {
             put_start_discard_timeout: Duration::from_secs(30),
             failover_reclaim: FailoverReclaim::Allow,
             node_heartbeat_interval: Duration::from_millis(200),
+            fits_nowhere_after: Duration::from_secs(10),
             node_suspect_timeout: Duration::from_secs(2),
             node_forget_timeout: Duration::from_secs(600),
             eviction_policy: crate::eviction::NAMES[0].to_owned(),

@@ -76,7 +76,7 @@ pub async fn start(
                     round.granted.push((i, token, grant));
                 }
                 Outcome::Refused(error) => {
-                    let error = batch.fits_nowhere(service, i, &error).unwrap_or(error);
+                    let error = batch.fits_nowhere(service, &tenure, i, &error).unwrap_or(error);
                     if batch.waits_for_room(service, i, &error) {
                         round.again.push((i, token, error));
                         continue;
@@ -415,8 +415,9 @@ impl<'a> Batch<'a> {
     }
 
     /// What is wrong with an item that was refused for lack of room and that no eviction makes room for. Every mounted segment
-    /// counts, that of a suspect or excluded node too: it may be back in a moment. Where none is mounted yet nothing is known.
-    fn fits_nowhere(&self, service: &Service, i: usize, error: &Error) -> Option<Error> {
+    /// counts, that of a suspect or excluded node too: it may be back in a moment. Where none is mounted yet, or what is mounted changed
+    /// a moment ago, nothing is known.
+    fn fits_nowhere(&self, service: &Service, tenure: &Tenure, i: usize, error: &Error) -> Option<Error> {
         if !is_short_of_space(error) {
             return None;
         }
@@ -429,7 +430,7 @@ impl<'a> Batch<'a> {
         let segments = service.directory().segments();
         let largest = segments.iter().map(|s| s.capacity).max()?;
         let large_enough = segments.iter().filter(|s| s.capacity >= bytes).count();
-        if large_enough >= copies {
+        if large_enough >= copies || tenure.mounted_for(&segments) < service.options().fits_nowhere_after {
             return None;
         }
         let key = String::from_utf8_lossy(&item.key);
@@ -621,7 +622,7 @@ pub fn count<'a>(service: &Service, op: &str, errors: impl Iterator<Item = Optio
     for error in errors {
         match error {
             None => ok += 1,
-            Some(error) => service.metrics().count(op, ErrorCode::from_u32(error.code), 1),
+            Some(error) => service.metrics().count(op, ErrorCode::of_item(error), 1),
         }
     }
     service.metrics().count(op, ErrorCode::Ok, ok);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidepool_proto::clock::{BootInstant, grantor_share};
-use tidepool_proto::{LogTime, ObjectId, ReplicaId, planted};
+use tidepool_proto::{LogTime, ObjectId, ReplicaId, SegmentId, planted};
 use tidepool_raft::rt;
 use tidepool_raft::rt::watch;
 use tokio::sync::Notify;
@@ -20,7 +20,7 @@ use super::options::LEASED_PERCENT_MAX;
 use super::presence::PresenceTable;
 use super::proposer::Proposer;
 use super::tasks::Attempts;
-use crate::directory::Directory;
+use crate::directory::{Directory, SegmentView};
 
 /// Retired replicas remembered because their objects are leased.
 const RETIRED_SEEN_MAX: usize = 1 << 16;
@@ -41,6 +41,8 @@ pub struct Tenure {
     pub heat: Heat,
     /// What datanodes still hold of histories before.
     pub presence: PresenceTable,
+    /// The segments that were mounted when it was looked last, and since when.
+    mounted: Mutex<(Vec<SegmentId>, BootInstant)>,
     heal_cursor: Mutex<Option<ObjectId>>,
     copy_ended: Notify,
     reclaim_cursor: Mutex<Option<ReplicaId>>,
@@ -98,6 +100,7 @@ impl Tenure {
             attempts: Attempts::default(),
             heat,
             presence: PresenceTable::default(),
+            mounted: Mutex::new((Vec::new(), BootInstant::now())),
             heal_cursor: Mutex::new(None),
             copy_ended: Notify::new(),
             reclaim_cursor: Mutex::new(None),
@@ -122,6 +125,16 @@ impl Tenure {
     /// Leader's CLOCK_BOOTTIME in milliseconds, the clock of its lease table.
     pub fn now_ms(&self) -> u64 {
         BootInstant::now().as_millis()
+    }
+
+    /// How long these segments have been all that is mounted, as far as was asked in this term.
+    pub fn mounted_for(&self, segments: &[SegmentView]) -> Duration {
+        let now: Vec<SegmentId> = segments.iter().map(|segment| segment.segment).collect();
+        let mut mounted = self.mounted.lock();
+        if mounted.0 != now {
+            *mounted = (now, BootInstant::now());
+        }
+        mounted.1.elapsed()
     }
 
     /// How long this master has been in office.

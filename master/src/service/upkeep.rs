@@ -29,8 +29,8 @@ const DISCARD_INTERVAL: Duration = Duration::from_millis(250);
 const SWEEP_INTERVAL: Duration = Duration::from_millis(1_000);
 const SESSIONS_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const SESSIONS_INTERVAL_MAX: Duration = Duration::from_secs(10);
-/// Sessions that one op ends, and remembered answers that it forgets with them, but for those of the first session: everything
-/// else waits while it is applied.
+/// Sessions that one op ends, and remembered answers that it forgets with them, if it ends more than one: everything else waits while
+/// it is applied.
 const SESSIONS_PER_BATCH: usize = 4_096;
 const ANSWERS_PER_BATCH: usize = 16_384;
 /// Reclaim batches proposed in one round.
@@ -294,16 +294,19 @@ async fn expire_sessions(service: &Service, tenure: &Tenure) -> Result<(), Error
     }
     let sessions = service.directory().sessions().into_iter();
     let idle = sessions.filter(|s| s.open_grants == 0 && !service.clients().heard_within(s.session, timeout));
-    let mut answers = 0;
-    let few = idle.take_while(|session| {
-        let first = answers == 0;
+    let (mut batch, mut answers) = (Vec::new(), 0);
+    for session in idle {
+        if !batch.is_empty() && (batch.len() == SESSIONS_PER_BATCH || answers + session.outcomes > ANSWERS_PER_BATCH) {
+            expire(tenure, std::mem::take(&mut batch)).await?;
+            answers = 0;
+        }
         answers += session.outcomes;
-        first || answers <= ANSWERS_PER_BATCH
-    });
-    let sessions: Vec<SessionId> = few.map(|session| session.session).take(SESSIONS_PER_BATCH).collect();
-    if sessions.is_empty() {
-        return Ok(());
+        batch.push(session.session);
     }
+    if batch.is_empty() { Ok(()) } else { expire(tenure, batch).await }
+}
+
+async fn expire(tenure: &Tenure, sessions: Vec<SessionId>) -> Result<(), Error> {
     match tenure.proposer.propose_one(Op::ExpireSessions { sessions }, None).await? {
         Outcome::Expired { sessions } => {
             tracing::info!(term = tenure.term, sessions, "idle client sessions ended");

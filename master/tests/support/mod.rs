@@ -265,5 +265,5 @@ pub fn item(key: &[u8], length: u64, token: [u8; 16]) -> v1::PutStartItem {
 }
 
 pub fn code(error: &Option<v1::ItemError>) -> ErrorCode {
-    error.as_ref().map_or(ErrorCode::Ok, |e| ErrorCode::from_u32(e.code))
+    error.as_ref().map_or(ErrorCode::Ok, ErrorCode::of_item)
 }

@@ -254,7 +254,7 @@ impl Apply<'_> {
         for at in located {
             let object = self.with_record(at, |r| r.object);
             losses.replicas += 1;
-            self.let_readers_in(losses.replicas as usize);
+            self.let_readers_in(1);
             if let Some(gone) = self.lose_replica(object, slot) {
                 losses.objects += 1;
                 // A put that is lost may be put again; a member that was there is missed at once.

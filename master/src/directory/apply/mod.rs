@@ -35,6 +35,8 @@ pub(super) struct Apply<'d> {
     shards: &'d Shards,
     topology: &'d RwLock<Topology>,
     at: OpId,
+    /// Objects changed since readers were let in.
+    changed: usize,
 }
 
 /// Applies an entry, op by op; readers of the core get in between ops. Ops of the ordinals in `skipped` are refused, as operators
@@ -66,7 +68,7 @@ pub(super) fn apply_entry(
         }
         #[cfg(test)]
         plant_assertion(op);
-        let mut apply = Apply { core: core.write(), shards, topology, at };
+        let mut apply = Apply { core: core.write(), shards, topology, at, changed: 0 };
         outcomes.push(apply.op(op).unwrap_or_else(Outcome::Refused));
     }
     outcomes
@@ -76,9 +78,12 @@ pub(super) fn apply_entry(
 const OBJECTS_AT_ONCE: usize = 128;
 
 impl Apply<'_> {
-    /// Called by an op of many objects, between two of them: whoever waits to read gets in. What it sees is whole, object by object.
-    fn let_readers_in(&mut self, objects_done: usize) {
-        if objects_done.is_multiple_of(OBJECTS_AT_ONCE) {
+    /// Called by an op of many objects, between two of them, with how many it changed since the last call: whoever waits to read gets
+    /// in. What it sees is whole, object by object.
+    fn let_readers_in(&mut self, changed: usize) {
+        self.changed += changed;
+        if self.changed >= OBJECTS_AT_ONCE {
+            self.changed = 0;
             RwLockWriteGuard::bump(&mut self.core);
         }
     }

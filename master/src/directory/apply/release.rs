@@ -36,11 +36,12 @@ impl Apply<'_> {
         let mut named = Named::of(objects, None);
         let mut retired = Vec::new();
         for &object in objects {
-            for member in self.evictable_together(object, &mut named) {
+            let together = self.evictable_together(object, &mut named);
+            for &member in &together {
                 self.retire_object(member, mode);
-                retired.push(member);
             }
-            self.let_readers_in(retired.len());
+            self.let_readers_in(together.len());
+            retired.extend(together);
         }
         Ok(Outcome::Retired { objects: retired })
     }

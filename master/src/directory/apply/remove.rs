@@ -64,7 +64,7 @@ impl Apply<'_> {
             if self.with_record(at, Record::is_complete) {
                 self.retire_object(object, mode);
                 removed += 1;
-                self.let_readers_in(removed as usize);
+                self.let_readers_in(1);
             }
         }
         self.record_answer(id, turn, Answered::Removed { objects: removed });
