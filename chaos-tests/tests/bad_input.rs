@@ -126,7 +126,7 @@ async fn every_bad_request_gets_its_own_error_and_changes_nothing() {
         row("absurd length", ErrorCode::InvalidParams, "bytes")
             .is_call(grant(client.put_start(&[b"k"], absurd, 1).await));
     }
-    row("larger than any segment", ErrorCode::FitsNowhere, "the largest has")
+    row("larger than any segment", ErrorCode::NoSpace, "the largest free extent has")
         .is_call(grant(client.put_start(&[b"k"], 40 << 30, 1).await));
     row("too many copies", ErrorCode::InvalidParams, "16").is_call(grant(client.put_start(&[b"k"], 1, 16).await));
     let bent = v1::Keys { blob: Bytes::from_static(b"abc"), lengths: vec![u32::MAX, 9] };

@@ -47,7 +47,7 @@ async fn calls_side_by_side_are_granted_no_more_than_their_client_may_have() {
 async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
     let quorum = Quorum::start(|options| {
         options.node_suspect_timeout = Duration::from_millis(300);
-        options.fits_nowhere_after = Duration::from_millis(500);
+        options.fits_nowhere_after = Duration::ZERO;
     })
     .await;
     // So long that the test would not end if the calls waited.
@@ -86,6 +86,16 @@ async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
     assert!(codes.contains(&suspect), "{suspect:?}: the nodes may be back");
     let error = error_of(large()).await;
     assert_eq!(code(&error), ErrorCode::FitsNowhere, "{error:?}");
+}
+
+/// A datanode that restarts leaves, and comes back: so soon after a change nothing is final, and a client asks again.
+#[tokio::test]
+async fn what_was_mounted_a_moment_ago_is_not_the_last_word() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (_node, mut client) = (quorum.datanode_on("a", 8 * MIB).await, quorum.client().await);
+    let items = vec![item(b"k", 9 * MIB, rand::random())];
+    let grants = client.start_all(v1::PutStartRequest { items, ..Default::default() }).await;
+    assert_eq!(code(&grants[0].error), ErrorCode::NoSpace);
 }
 
 /// Starts, ends and comes again for what found no room, until all is stored.
