@@ -4,6 +4,7 @@
 mod rig;
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use rig::s3::{S3Server, binary_that_trusts, binary_with_credentials, url};
 use rig::saved::{OBJECT_BYTES, expect_all, expect_misses, lose_masters, save};
@@ -23,6 +24,17 @@ async fn publishing_pool(place: &str, more: &[&str]) -> Pool {
         options.election = "wan".to_owned();
         let own = ["--snapshot-url", place, "--snapshot-interval", "0", "--checkpoint-interval", "200ms"];
         options.master_arguments = own.iter().chain(more).map(|word| word.to_string()).collect();
+    })
+    .await
+}
+
+/// One master, which publishes to this server when it is told to, and one datanode.
+async fn single_pool(server: &S3Server, binary: impl FnOnce(&Path) -> PathBuf) -> Pool {
+    pool(|options| {
+        options.binary = binary(options.work_dir.parent().expect("below the test's directory"));
+        (options.masters, options.datanodes) = (1, 1);
+        let own = ["--snapshot-url", &server.url(), "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
+        options.master_arguments = own.iter().map(|word| word.to_string()).collect();
     })
     .await
 }
@@ -64,14 +76,7 @@ async fn what_was_published_to_an_s3_server_is_restored_from_it() {
 async fn a_snapshot_of_several_pieces_goes_to_an_s3_server_and_comes_back() {
     let directory = tempfile::tempdir().unwrap();
     let Some(server) = S3Server::start(directory.path()).await else { return };
-    let mut pool = pool(|options| {
-        let directory = options.work_dir.parent().expect("below the test's directory");
-        options.binary = binary_with_credentials(directory);
-        (options.masters, options.datanodes) = (1, 1);
-        let own = ["--snapshot-url", &server.url(), "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
-        options.master_arguments = own.iter().map(|word| word.to_string()).collect();
-    })
-    .await;
+    let mut pool = single_pool(&server, binary_with_credentials).await;
     // Long keys that nothing compresses.
     let long = |name: String| {
         let noise: String = value_of(&name, 0, KEY_NOISE).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -126,14 +131,7 @@ async fn a_restore_waits_for_no_store_that_is_down() {
 async fn an_empty_master_waits_for_no_store_that_hangs_and_begins_nothing_beside_it() {
     let directory = tempfile::tempdir().unwrap();
     let Some(server) = S3Server::start(directory.path()).await else { return };
-    let mut pool = pool(|options| {
-        let directory = options.work_dir.parent().expect("below the test's directory");
-        options.binary = binary_with_credentials(directory);
-        (options.masters, options.datanodes) = (1, 1);
-        let own = ["--snapshot-url", &server.url(), "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
-        options.master_arguments = own.iter().map(|word| word.to_string()).collect();
-    })
-    .await;
+    let mut pool = single_pool(&server, binary_with_credentials).await;
     put_all(&pool.client, &keys("saved", 10), OBJECT_BYTES, 1).await;
     lose_masters(&mut pool.cluster);
     server.hang();
@@ -158,14 +156,7 @@ async fn a_store_is_spoken_to_over_tls_and_its_certificate_is_checked() {
     let directory = tempfile::tempdir().unwrap();
     let Some(server) = S3Server::start_tls(directory.path()).await else { return };
     let certificate = server.certificate.clone().expect("it speaks TLS");
-    let mut pool = pool(|options| {
-        let directory = options.work_dir.parent().expect("below the test's directory");
-        options.binary = binary_that_trusts(directory, &certificate);
-        (options.masters, options.datanodes) = (1, 1);
-        let own = ["--snapshot-url", &server.url(), "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
-        options.master_arguments = own.iter().map(|word| word.to_string()).collect();
-    })
-    .await;
+    let mut pool = single_pool(&server, |directory| binary_that_trusts(directory, &certificate)).await;
     let saved = keys("saved", 20);
     put_all(&pool.client, &saved, OBJECT_BYTES, 1).await;
     save(&mut pool.cluster).await;

@@ -42,12 +42,12 @@ pub enum TransferError {
 }
 
 /// How long a standby is waited for that restarted, before the gate closes: until it may take part in elections, and a little more.
-pub(crate) fn fence_limit(profile: ElectionProfile) -> Duration {
+fn fence_limit(profile: ElectionProfile) -> Duration {
     profile.startup_fence() + profile.heartbeat()
 }
 
 /// How long a standby may take to say whether it may take over.
-pub(crate) fn ask_limit(profile: ElectionProfile) -> Duration {
+fn ask_limit(profile: ElectionProfile) -> Duration {
     silence_max(profile)
 }
 
@@ -57,12 +57,12 @@ fn silence_max(profile: ElectionProfile) -> Duration {
 }
 
 /// How long the closed gate waits for the target to catch up.
-pub(crate) fn catch_up_limit(profile: ElectionProfile) -> Duration {
+fn catch_up_limit(profile: ElectionProfile) -> Duration {
     profile.timeout_max()
 }
 
 /// How long to wait for the target to lead, before an election would have decided anyway.
-pub(crate) fn handover_limit(profile: ElectionProfile) -> Duration {
+fn handover_limit(profile: ElectionProfile) -> Duration {
     profile.timeout_max() * 3
 }
 
@@ -99,7 +99,7 @@ fn standbys<C: Host>(metrics: &RaftMetrics<C>) -> Vec<Standby> {
 }
 
 /// Standbys that could be asked: voters that answer, or the one asked for, if it does.
-pub(crate) fn answering<C: Host>(
+fn answering<C: Host>(
     metrics: &RaftMetrics<C>,
     asked: Option<RawNodeId>,
     profile: ElectionProfile,
@@ -110,7 +110,7 @@ pub(crate) fn answering<C: Host>(
 }
 
 /// Chooses who takes over, of these: the one that lacks least; only if it can at once.
-pub(crate) fn choose<C: Host>(
+fn choose<C: Host>(
     metrics: &RaftMetrics<C>,
     of: &[RawNodeId],
     profile: ElectionProfile,
@@ -122,7 +122,7 @@ pub(crate) fn choose<C: Host>(
 }
 
 /// Why none of the standbys that are asked for can take over.
-pub(crate) fn none_ready<C: Host>(metrics: &RaftMetrics<C>, asked: Option<RawNodeId>) -> TransferError {
+fn none_ready<C: Host>(metrics: &RaftMetrics<C>, asked: Option<RawNodeId>) -> TransferError {
     let mut candidates = standbys(metrics);
     candidates.retain(|standby| asked.is_none_or(|id| id == standby.id));
     not_ready(&candidates)
