@@ -101,7 +101,7 @@ found! {
     leases_looked_at_before_the_mark_are_found: LookBeforeMark;
     a_reader_that_is_trusted_is_found: TrustReporter;
     a_datanode_listed_unheard_is_found: ListUnheard;
-    #[ignore = "found late: in seed 50; wants circumstances in which leases end while a first attempt is under way"]
+    #[ignore = "not found in the seeds that are looked at; wants circumstances in which leases end while a first attempt is under way"]
     a_refusal_that_is_not_remembered_is_found: ForgottenRefusal;
     log_time_told_ahead_of_the_log_is_found: TimeAheadOfLog;
 }

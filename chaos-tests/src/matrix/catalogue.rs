@@ -71,8 +71,7 @@ pub const CATALOGUE: &[Row] = &[
         "the minority acknowledges nothing and answers nothing stale; the majority goes on",
         &["f05_a_leader_in_the_minority_acknowledges_nothing"],
     )
-    .simulated(&["a_leader_without_quorum_acknowledges_and_answers_nothing"])
-    .open("a leader in the minority holds a put until the caller's deadline instead of refusing it within a lease"),
+    .simulated(&["a_leader_without_quorum_acknowledges_and_answers_nothing"]),
     row(
         "F6",
         "asymmetric cuts: the leader hears nobody, or nobody hears the leader",
