@@ -237,7 +237,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         let patience = deadline.min(<C::AsyncRuntime as AsyncRuntime>::Instant::now() + PATIENCE);
         let steps = loop {
             match plan(&self.roll(), change) {
-                Err(MembershipError::AtRisk(_) | MembershipError::Unreachable(_)) if before(patience) => {
+                Err(refused @ (MembershipError::AtRisk(_) | MembershipError::Unreachable(_))) => {
+                    // Who leads no more hears nobody. That says nothing about the others: the next leader is asked.
+                    self.linearize().await?;
+                    if !before(patience) {
+                        return Err(refused);
+                    }
                     C::AsyncRuntime::sleep(TRY_EVERY).await
                 }
                 planned => break planned?,

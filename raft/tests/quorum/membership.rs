@@ -424,6 +424,29 @@ async fn one_change_at_a_time_and_each_call_ends_by_its_time() {
     assert_eq!(voters(&quorum).await, [1, 2, 3]);
 }
 
+/// Who stops leading while it looks whether a change is safe hears nobody any more, and must not take that for a risk.
+/// Fails when the plan is judged without asking whether one leads still (tried).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_hands_over_meanwhile_sends_a_change_on() {
+    let mut quorum = Quorum::started(|_| ()).await;
+    quorum.put(1).await;
+    let (leader, _) = quorum.leader().await;
+    let dies = [1, 2, 3].into_iter().find(|id| *id != leader.node_id().0).unwrap();
+    let stays = NodeId(6 - dies - leader.node_id().0);
+    quorum.kill(dies).await;
+    let silent = |leader: &Node<Ledger>| {
+        let members = leader.status().members;
+        members.iter().any(|m| m.member.node_id.0 == dies && m.last_heard.is_some_and(|ago| ago.as_millis() > 1000))
+    };
+    until("the dead one is silent", || silent(&leader).then_some(())).await;
+    let (asked, wanted) = (leader.clone(), remove(stays.0));
+    let waiting = tokio::spawn(async move { asked.change_members(wanted, WITHIN).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    leader.transfer_leader(Some(stays)).await.unwrap();
+    let error = waiting.await.unwrap().result.unwrap_err();
+    assert!(matches!(error, MembershipError::NotLeader { .. }), "{error}");
+}
+
 fn alone_if_told(options: &mut Options) {
     if options.data_dir.join("alone").exists() {
         options.members.retain(|member| member.node_id == options.node_id);
