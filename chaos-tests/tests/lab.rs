@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::{WITHIN, binary, connect, expect_all, keys, put_all};
+use rig::{WITHIN, binary, connect, expect_all, keys, put_all, wait_for};
 use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions, Ground};
-use tidepool_chaos_tests::lab::{Lab, cleanup};
+use tidepool_chaos_tests::lab::{Direction, Lab, cleanup};
 
 /// Set for the copy of this test's process that is killed.
 const VICTIM: &str = "TIDEPOOL_LAB_VICTIM";
@@ -40,7 +40,7 @@ fn traces() -> BTreeSet<String> {
 #[test]
 fn two_labs_at_once_do_not_see_each_other() {
     let one = || {
-        Lab::run(async |lab: Lab| {
+        Lab::in_namespaces(async |lab: Lab| {
             let (mut cluster, client) = pool_in(lab, Some(256 << 20)).await?;
             let objects = keys("lab", 50);
             put_all(&client, &objects, 10_000, 2).await;
@@ -59,12 +59,49 @@ fn two_labs_at_once_do_not_see_each_other() {
     assert_eq!(traces(), BTreeSet::new());
 }
 
+/// Where no namespaces may be had: links are cut, for clients too, and mended, and disks are refused.
+#[test]
+fn behind_proxies_links_are_cut_and_mended() {
+    let outcome = Lab::behind_proxies(async |lab: Lab| {
+        let (mut cluster, client) = pool_in(lab.clone(), None).await?;
+        let before = keys("before", 50);
+        put_all(&client, &before, 10_000, 2).await;
+        let (old, network) = (cluster.leader(WITHIN).await?, lab.network());
+        let name = |at: usize| format!("master-{}", at + 1);
+        for other in (0..3).filter(|other| *other != old) {
+            network.cut(&name(old), &name(other), Direction::Both)?;
+        }
+        wait_for("another leads", async || cluster.leader(WITHIN).await.ok().filter(|leads| *leads != old)).await;
+        anyhow::ensure!(network.dropped()? > 0, "nothing was held back");
+        let since = keys("since", 50);
+        put_all(&client, &since, 10_000, 2).await;
+        network.heal()?;
+        network.set_link("datanode-1", false)?;
+        let answer = tidepool_chaos_tests::admin::status(cluster.masters[old].rpc).await;
+        anyhow::ensure!(answer.is_ok(), "a link that is whole: {answer:?}");
+        network.cut_from_clients(&name(old), false, false)?;
+        let answer = tidepool_chaos_tests::admin::status(cluster.masters[old].rpc).await;
+        anyhow::ensure!(answer.is_err(), "{} hears no client and answers", name(old));
+        network.heal()?;
+        cluster.wait_serving(WITHIN).await?;
+        for at in 0..3 {
+            cluster.wait_caught_up(at, WITHIN).await?;
+        }
+        expect_all(&client, &since, 10_000).await;
+        assert!(cluster.compare_digests(WITHIN).await?.is_equal());
+        Ok(())
+    });
+    outcome.unwrap().unwrap();
+    let refused = Lab::behind_proxies(async |lab: Lab| lab.add_disk("master-1", 1 << 20).map(|_| ()));
+    assert!(refused.unwrap_err().0.contains("need"), "a disk of its own");
+}
+
 /// A harness that is killed leaves no namespace, mount, loop device or process; its directory goes with the next cleanup, and
 /// what belongs to a laboratory that lives is left alone.
 #[test]
 fn nothing_is_left_of_a_lab_whose_owner_was_killed() {
     if let Ok(mark) = std::env::var(VICTIM) {
-        let ended = Lab::run(async move |lab: Lab| {
+        let ended = Lab::in_namespaces(async move |lab: Lab| {
             let (mut cluster, _client) = pool_in(lab, Some(256 << 20)).await?;
             let ids =
                 cluster.masters.iter_mut().chain(&mut cluster.datanodes).map(|role| role.id().unwrap().to_string());
@@ -76,7 +113,7 @@ fn nothing_is_left_of_a_lab_whose_owner_was_killed() {
         });
         panic!("it ended: {ended:?}");
     }
-    if Lab::run(async |_| Ok(())).is_err() {
+    if Lab::in_namespaces(async |_| Ok(())).is_err() {
         eprintln!("skipped: no laboratory here");
         return;
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions, Ground};
-use tidepool_chaos_tests::lab::{Lab, cleanup};
+use tidepool_chaos_tests::lab::{Lab, Network, cleanup};
 use tidepool_chaos_tests::matrix;
 use tidepool_chaos_tests::soak::{self, SoakOptions};
 use tidepool_chaos_tests::worker::{self, WorkerArgs};
@@ -94,7 +94,10 @@ fn show_cluster(disk_mib: Option<u64>) -> Result<()> {
         options.disk_bytes = disk_mib.map(|mib| mib << 20);
         options.ground = Ground::Lab(lab.clone());
         let cluster = Cluster::start(options).await?;
-        println!("in namespaces of process {}; enter them: nsenter -m -n -t {}", std::process::id(), inside());
+        let namespaces = matches!(lab.network(), Network::Namespaces(_));
+        if namespaces {
+            println!("in namespaces of process {}; enter them: nsenter -m -n -t {}", std::process::id(), inside());
+        }
         println!("  tidepool --masters {} status", cluster.masters_text());
         for role in cluster.masters.iter().chain(&cluster.datanodes) {
             println!(
@@ -106,9 +109,11 @@ fn show_cluster(disk_mib: Option<u64>) -> Result<()> {
                 role.log().display()
             );
         }
-        println!(
-            "  cut a link: ip link set master-1 down; a pair: nft add element bridge tidepool cut '{{ master-1 . master-2 }}'"
-        );
+        if namespaces {
+            println!(
+                "  cut a link: ip link set master-1 down; a pair: nft add element bridge tidepool cut '{{ master-1 . master-2 }}'"
+            );
+        }
         tokio::signal::ctrl_c().await.context("waiting for Ctrl-C")
     })?
 }

@@ -1,13 +1,13 @@
 //! Where a role lives: its addresses, its network namespace, its disk and the faults built into it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::ClusterOptions;
-use crate::lab::{Disk, Lab, Preload};
+use crate::lab::{Disk, Lab, Network, Preload};
 use crate::ports;
 
 /// Ports of a role that has an address of its own.
@@ -26,6 +26,9 @@ pub enum Ground {
 
 /// Where one role lives.
 pub(super) struct Place {
+    /// Where it listens.
+    pub(super) listen: SocketAddr,
+    /// Where it is known: the same, or its proxy.
     pub(super) rpc: SocketAddr,
     pub(super) http: SocketAddr,
     pub(super) namespace: Option<PathBuf>,
@@ -37,20 +40,27 @@ pub(super) struct Place {
 /// Where the roles of these names live, in their order. Masters may have disks and built-in faults.
 pub(super) fn places(options: &ClusterOptions, names: &[String]) -> Result<Vec<Place>> {
     let ports = match &options.ground {
-        Ground::Loopback => ports::reserve(2 * names.len())?,
-        Ground::Lab(_) => [OWN_RPC_PORT, OWN_HTTP_PORT].repeat(names.len()),
+        Ground::Lab(lab) if matches!(lab.network(), Network::Namespaces(_)) => {
+            [OWN_RPC_PORT, OWN_HTTP_PORT].repeat(names.len())
+        }
+        Ground::Loopback | Ground::Lab(_) => ports::reserve(2 * names.len())?,
     };
     names.iter().zip(ports.chunks(2)).map(|(name, ports)| place(options, name, ports)).collect()
 }
 
 fn place(options: &ClusterOptions, name: &str, ports: &[u16]) -> Result<Place> {
     let is_master = name.starts_with("master");
-    let (ip, namespace) = match &options.ground {
-        Ground::Loopback => (IpAddr::V4(Ipv4Addr::LOCALHOST), None),
-        Ground::Lab(lab) => {
-            let host = lab.network().add_host(name)?;
-            (host.ip, Some(host.namespace))
-        }
+    let at_home = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0]));
+    let (listen, rpc, namespace) = match &options.ground {
+        Ground::Loopback => (at_home, at_home, None),
+        Ground::Lab(lab) => match lab.network() {
+            Network::Namespaces(links) => {
+                let host = links.add_host(name)?;
+                let own = SocketAddr::new(host.ip, ports[0]);
+                (own, own, Some(host.namespace))
+            }
+            Network::Proxies(proxies) => (at_home, proxies.put_before(name, at_home)?, None),
+        },
     };
     let disk = match (&options.ground, options.disk_bytes) {
         (Ground::Lab(lab), Some(bytes)) if is_master => Some(lab.add_disk(name, bytes)?),
@@ -64,6 +74,6 @@ fn place(options: &ClusterOptions, name: &str, ports: &[u16]) -> Result<Place> {
         true => Some(Arc::new(Preload::create(&options.work_dir.join(format!("{name}.faults")), &data_dir)?)),
         false => None,
     };
-    let [rpc, http] = [0, 1].map(|at| SocketAddr::new(ip, ports[at]));
-    Ok(Place { rpc, http, namespace, data_dir, disk, preload })
+    let http = SocketAddr::new(listen.ip(), ports[1]);
+    Ok(Place { listen, rpc, http, namespace, data_dir, disk, preload })
 }

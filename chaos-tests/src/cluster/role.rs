@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, bail};
 
 use super::ClusterOptions;
 use super::place::Place;
-use crate::lab::{Disk, Preload};
+use crate::lab::{Disk, Preload, ROLE};
 use crate::process::{Fault, Input, Launch, Lifetime, Process, Signal, Usage};
 
 /// One role process: how it is started, and the running child if there is one.
@@ -37,7 +37,8 @@ impl Role {
     ) -> Role {
         let mut arguments: Vec<String> = own.iter().map(|word| word.to_string()).collect();
         for (flag, value) in [
-            ("--listen", place.rpc.to_string()),
+            ("--listen", place.listen.to_string()),
+            ("--advertise", place.rpc.to_string()),
             ("--http-port", place.http.port().to_string()),
             ("--data-dir", place.data_dir.display().to_string()),
         ] {
@@ -45,8 +46,9 @@ impl Role {
         }
         arguments.extend(extra.iter().cloned());
         let log = options.work_dir.join(format!("{name}.log"));
-        let environment = place.preload.as_ref().map(|preload| preload.environment.clone()).unwrap_or_default();
-        let Place { rpc, http, namespace, data_dir, disk, preload } = place;
+        let mut environment = place.preload.as_ref().map(|preload| preload.environment.clone()).unwrap_or_default();
+        environment.push((ROLE.to_owned(), name.clone()));
+        let Place { listen: _, rpc, http, namespace, data_dir, disk, preload } = place;
         let launch = Launch { name, binary: options.binary.clone(), arguments, environment, namespace, log };
         Role { launch, lifetime: options.lifetime, process: None, rpc, http, data_dir, disk, preload }
     }

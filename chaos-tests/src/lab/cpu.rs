@@ -1,10 +1,11 @@
 //! A share of the processor, or so much memory, for one process, by control groups of its own.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::cleanup;
+use super::{Refused, cleanup};
 
 /// Where control groups of the processor are mounted.
 pub(super) const CPU_GROUPS: &str = "/sys/fs/cgroup/cpu";
@@ -12,6 +13,16 @@ pub(super) const CPU_GROUPS: &str = "/sys/fs/cgroup/cpu";
 pub(super) const MEMORY_GROUPS: &str = "/sys/fs/cgroup/memory";
 /// Time over which the share counts.
 const PERIOD_US: u64 = 100_000;
+
+/// Refused where this user may have none.
+fn create(group: &Path) -> Result<()> {
+    std::fs::create_dir(group).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::NotFound | ErrorKind::ReadOnlyFilesystem => {
+            Refused(format!("control group {}: {error}", group.display())).into()
+        }
+        _ => anyhow::Error::new(error).context(format!("control group {}", group.display())),
+    })
+}
 
 /// A process that gets no more than a share of one processor. Dropped: it may run as it likes again.
 #[derive(Debug)]
@@ -23,7 +34,7 @@ impl CpuQuota {
     /// Limits a process to so many per cent of one processor.
     pub fn limit(pid: u32, percent: u64) -> Result<CpuQuota> {
         let group = PathBuf::from(CPU_GROUPS).join(format!("{}{pid}", cleanup::owned_prefix()));
-        std::fs::create_dir(&group).with_context(|| format!("control group {}", group.display()))?;
+        create(&group)?;
         let quota = CpuQuota { group };
         let write = |file: &str, value: u64| {
             let path = quota.group.join(file);
@@ -59,7 +70,7 @@ impl MemoryLimit {
     /// Limits what a process takes from now on.
     pub fn limit(pid: u32, more_bytes: u64) -> Result<MemoryLimit> {
         let group = PathBuf::from(MEMORY_GROUPS).join(format!("{}{pid}", cleanup::owned_prefix()));
-        std::fs::create_dir(&group).with_context(|| format!("control group {}", group.display()))?;
+        create(&group)?;
         let limit = MemoryLimit { group };
         for (file, value) in [("memory.limit_in_bytes", more_bytes), ("cgroup.procs", u64::from(pid))] {
             let path = limit.group.join(file);

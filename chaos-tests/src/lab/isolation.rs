@@ -10,6 +10,13 @@ use super::tools::run;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused(pub String);
 
+impl Refused {
+    /// Namespaces may be had, and were not wanted.
+    pub(super) fn by_choice() -> Refused {
+        Refused("disks of the roles' own need namespaces, and CHAOS_LAB chose proxies".into())
+    }
+}
+
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "no laboratory on this host: {}", self.0)

@@ -4,6 +4,9 @@
 //! All of it hangs on namespaces that only this process and its children are in ([`isolation`]): when the last of them is
 //! gone, whatever way, the kernel takes interfaces, mounts and loop devices with it. What it does not take (directories and
 //! control groups) carries the owner's process id, so that [`cleanup`] knows whose it was.
+//!
+//! Where this user may have no namespaces, the roles stand on loopback behind proxies ([`network`]): links can be cut, late or
+//! narrow there too, and what needs more says so ([`Refused`]).
 
 pub mod cleanup;
 mod cpu;
@@ -24,7 +27,7 @@ use parking_lot::Mutex;
 pub use cpu::{CpuQuota, MemoryLimit};
 pub use disk::Disk;
 pub use isolation::Refused;
-pub use network::{Direction, Host, Network};
+pub use network::{Direction, Host, Network, ROLE};
 pub use preload::{Knob, Preload};
 pub use relay::{Relay, RelaySettings, RelaySpec, serve as serve_relay};
 
@@ -46,38 +49,77 @@ impl std::fmt::Debug for Lab {
     }
 }
 
+/// Variable that chooses: `proxies`, else namespaces where they may be had.
+const CHAOS_LAB: &str = "CHAOS_LAB";
+
+fn on_its_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match std::thread::spawn(work).join() {
+        Ok(outcome) => outcome,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Runs `scenario` with a laboratory that is opened for it, and closed after it.
+fn inside<T, F: Future<Output = Result<T>>>(
+    network: impl FnOnce() -> Result<Network>,
+    scenario: impl FnOnce(Lab) -> F,
+) -> Result<T> {
+    let lab = Lab::open(network)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(scenario(lab.clone()));
+    // Whatever the scenario spawned has let go of its processes when the runtime is gone.
+    drop(runtime);
+    lab.close();
+    outcome
+}
+
 impl Lab {
-    /// Runs `scenario` in a laboratory of its own, on a thread of its own: everything that it starts is inside.
-    /// `Err(Refused)` where this user may not make one; then nothing was done.
+    /// Runs `scenario` in a laboratory of its own: in namespaces where this user may have them and `CHAOS_LAB` is not `proxies`,
+    /// else on loopback behind proxies. `Err(Refused)` where it needs what cannot be had here.
     pub fn run<T, F>(scenario: impl FnOnce(Lab) -> F + Send + 'static) -> Result<Result<T>, Refused>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>>,
     {
-        isolation::check()?;
-        let inside = move || -> Result<Result<T>, Refused> {
-            isolation::enter()?;
-            Ok((|| {
-                let lab = Lab::open()?;
-                let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-                let outcome = runtime.block_on(scenario(lab.clone()));
-                // Whatever the scenario spawned has let go of its processes when the runtime is gone.
-                drop(runtime);
-                lab.close();
-                outcome
-            })())
-        };
-        match std::thread::spawn(inside).join() {
-            Ok(outcome) => outcome,
-            Err(panic) => std::panic::resume_unwind(panic),
+        let proxies = std::env::var(CHAOS_LAB).is_ok_and(|kind| kind == "proxies");
+        if proxies || isolation::check().is_err() {
+            return Lab::behind_proxies(scenario);
         }
+        Lab::in_namespaces(scenario)
     }
 
-    fn open() -> Result<Lab> {
+    /// The same, in namespaces or not at all.
+    pub fn in_namespaces<T, F>(scenario: impl FnOnce(Lab) -> F + Send + 'static) -> Result<Result<T>, Refused>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>>,
+    {
+        isolation::check()?;
+        on_its_own_thread(move || {
+            isolation::enter()?;
+            Ok(inside(Network::namespaces, scenario))
+        })
+    }
+
+    /// The same, behind proxies.
+    pub fn behind_proxies<T, F>(scenario: impl FnOnce(Lab) -> F + Send + 'static) -> Result<Result<T>, Refused>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>>,
+    {
+        on_its_own_thread(move || match inside(|| Ok(Network::proxies()), scenario) {
+            Err(error) => match error.downcast_ref::<Refused>() {
+                Some(refused) => Err(refused.clone()),
+                None => Ok(Err(error)),
+            },
+            done => Ok(done),
+        })
+    }
+
+    fn open(network: impl FnOnce() -> Result<Network>) -> Result<Lab> {
         let directory = tempfile::Builder::new().prefix(&cleanup::owned_prefix()).tempdir();
         let directory = directory.context("directory of the laboratory")?;
-        let network = Network::open()?;
-        Ok(Lab { shared: Arc::new(Shared { directory, network, disks: Mutex::default() }) })
+        Ok(Lab { shared: Arc::new(Shared { directory, network: network()?, disks: Mutex::default() }) })
     }
 
     /// Where its files are; removed with it.
@@ -90,8 +132,11 @@ impl Lab {
         &self.shared.network
     }
 
-    /// A file system of its own for the role `name`, mounted.
+    /// A file system of its own for the role `name`, mounted. Needs namespaces.
     pub fn add_disk(&self, name: &str, bytes: u64) -> Result<Arc<Disk>> {
+        if let Network::Proxies(_) = self.network() {
+            return Err(isolation::check().err().unwrap_or_else(Refused::by_choice).into());
+        }
         let disk = Arc::new(Disk::create(self.directory(), name, bytes)?);
         self.shared.disks.lock().insert(name.to_owned(), disk.clone());
         Ok(disk)

@@ -1,5 +1,6 @@
-//! Delay, jitter, throttling and stalls of a role's connections, in a process of its own within the role's namespace: what is
-//! sent to the role's port is redirected here, passed on after its delay, and nobody needs to know.
+//! Delay, jitter, throttling and stalls of a role's connections. In namespaces by a process of its own within the role's: what is
+//! sent to the role's port is redirected there, passed on after its delay, and nobody needs to know. Without them by the role's
+//! proxy.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
@@ -17,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use super::Lab;
+use super::network::{Network, Proxies};
 use crate::process::{Input, Launch, Lifetime, Process};
 use crate::worker::WorkerSpec;
 
@@ -52,14 +54,24 @@ pub struct RelaySpec {
 /// A running relay in front of one port of a role.
 pub struct Relay {
     name: String,
-    process: Process,
-    input: ChildStdin,
+    kind: Kind,
+}
+
+enum Kind {
+    Process { process: Process, input: ChildStdin },
+    Proxy(Proxies),
 }
 
 impl Relay {
     /// Puts it in front of `port` of the role `name`. Connections that were there before are not affected.
     pub fn start(lab: &Lab, binary: &std::path::Path, name: &str, port: u16) -> Result<Relay> {
-        let host = lab.network().add_host(name)?;
+        let links = match lab.network() {
+            Network::Namespaces(links) => links,
+            Network::Proxies(proxies) => {
+                return Ok(Relay { name: name.to_owned(), kind: Kind::Proxy(proxies.clone()) });
+            }
+        };
+        let host = links.add_host(name)?;
         let spec = RelaySpec { listen: SocketAddr::new(host.ip, PORT), to: SocketAddr::new(host.ip, port) };
         let launch = Launch {
             name: format!("relay-{name}"),
@@ -71,26 +83,41 @@ impl Relay {
         };
         let mut process = Process::spawn(&launch, Lifetime::WithOwner, Input::Pipe)?;
         let input = process.take_input().ok_or_else(|| anyhow!("the relay has no standard input"))?;
-        lab.network().in_namespace(
+        links.in_namespace(
             name,
             &format!(
                 "table ip tidepool {{\n  chain arrive {{\n    type nat hook prerouting priority -100;\n    tcp dport {port} counter redirect to :{PORT}\n  }}\n}}\n"
             ),
         )?;
-        Ok(Relay { name: name.to_owned(), process, input })
+        Ok(Relay { name: name.to_owned(), kind: Kind::Process { process, input } })
     }
 
     /// From now on.
     pub fn set(&mut self, settings: RelaySettings) -> Result<()> {
-        let mut line = serde_json::to_vec(&settings)?;
-        line.push(b'\n');
-        self.input.write_all(&line).context("telling a relay")
+        match &mut self.kind {
+            Kind::Process { input, .. } => {
+                let mut line = serde_json::to_vec(&settings)?;
+                line.push(b'\n');
+                input.write_all(&line).context("telling a relay")
+            }
+            Kind::Proxy(proxies) => {
+                proxies.relay(&self.name, settings);
+                Ok(())
+            }
+        }
     }
 
     /// How many connections go through it; fails when none does.
     pub fn evidence(&mut self, lab: &Lab) -> Result<String> {
-        self.process.expect_running()?;
-        match lab.network().redirected(&self.name)? {
+        let through = match (&mut self.kind, lab.network()) {
+            (Kind::Process { process, .. }, Network::Namespaces(links)) => {
+                process.expect_running()?;
+                links.redirected(&self.name)?
+            }
+            (Kind::Proxy(proxies), _) => proxies.joined(&self.name),
+            (Kind::Process { .. }, Network::Proxies(_)) => bail!("the relay of {} is of another laboratory", self.name),
+        };
+        match through {
             0 => bail!("no connection to {} went through its relay", self.name),
             count => Ok(format!("{count} connections to {} went through its relay", self.name)),
         }
@@ -122,6 +149,22 @@ pub fn serve(spec: &RelaySpec) -> Result<()> {
     })
 }
 
+/// What one direction of a connection asks before it passes anything on.
+pub(super) trait Pass: Send {
+    /// What to do with what comes now.
+    fn settings(&self) -> RelaySettings;
+    /// Told of each look at bytes that wait behind a stall.
+    fn held(&self) {}
+    /// Told of each chunk that has to wait for those before it.
+    fn queued(&self) {}
+}
+
+impl Pass for Arc<Mutex<RelaySettings>> {
+    fn settings(&self) -> RelaySettings {
+        *self.lock()
+    }
+}
+
 async fn join(near: TcpStream, to: SocketAddr, settings: Arc<Mutex<RelaySettings>>) {
     let Ok(far) = TcpStream::connect(to).await else { return };
     let _ = (near.set_nodelay(true), far.set_nodelay(true));
@@ -133,18 +176,21 @@ async fn join(near: TcpStream, to: SocketAddr, settings: Arc<Mutex<RelaySettings
 }
 
 /// One direction, until its end; chunks wait their time in order.
-async fn pass(
+pub(super) async fn pass(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
-    settings: Arc<Mutex<RelaySettings>>,
+    rules: impl Pass,
 ) {
     let mut under_way: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
     let mut ended = false;
     let mut last_due = Instant::now();
     loop {
-        if settings.lock().stalled {
+        if rules.settings().stalled {
             // A stall has no end that could be waited for: it is looked at again.
             tokio::time::sleep(Duration::from_millis(5)).await;
+            if matches!(tokio::time::timeout(Duration::ZERO, from.peek(&mut [0])).await, Ok(Ok(1))) {
+                rules.held();
+            }
             continue;
         }
         let next = under_way.front().map(|(due, _)| *due);
@@ -157,10 +203,13 @@ async fn pass(
                 Ok(0) | Err(_) => ended = true,
                 Ok(length) => {
                     chunk.truncate(length);
-                    let now = *settings.lock();
+                    let now = rules.settings();
                     let jitter = if now.jitter_ms == 0 { 0 } else { rand::rng().random_range(0..now.jitter_ms) };
                     let sending = (length as u64 * 1_000_000).checked_div(now.bytes_per_s).unwrap_or(0);
                     let due = Instant::now() + Duration::from_millis(now.delay_ms + jitter);
+                    if now.bytes_per_s > 0 && last_due > due {
+                        rules.queued();
+                    }
                     last_due = due.max(last_due + Duration::from_micros(sending));
                     under_way.push_back((last_due, chunk));
                 }

@@ -131,8 +131,7 @@ pub const CATALOGUE: &[Row] = &[
             "f15_a_power_cut_of_the_leaders_host_is_survived",
             "f15_a_power_cut_finds_out_disks_that_lie",
         ],
-    )
-    .open("on a busy host the quorum may stand still for good after the leader's host lost power"),
+    ),
     row("F16", "a write that is torn by the end of the process", "the log is cut off at the last whole entry; vote intact", &["f16_a_torn_write_is_cut_off"])
         .unit(&["a_torn_end_of_the_wal_is_cut_off_and_reported", "a_torn_tail_is_cut_off_and_reported"]),
     row(

@@ -29,9 +29,7 @@ impl Nemesis for LinkDown {
 
     fn evidence(&mut self, cluster: &mut Cluster) -> Result<String> {
         let address = self.0.of(cluster)?.rpc;
-        let answer = std::net::TcpStream::connect_timeout(&address, std::time::Duration::from_millis(300));
-        ensure!(answer.is_err(), "{} can be reached at {address}", self.0.name());
-        Ok(format!("{address} cannot be reached"))
+        lab_of(cluster)?.network().unreachable(&self.0.name(), address)
     }
 }
 

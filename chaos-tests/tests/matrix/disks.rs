@@ -115,7 +115,6 @@ fn f15_a_power_cut_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
-#[ignore = "open: on a busy host the consensus of a standby may stand still after the leader's host lost power; see found-by-chaos"]
 fn f15_a_power_cut_of_the_leaders_host_is_survived() {
     in_lab("F15", async |lab: Lab| {
         let mut trial = Trial::start(&binary(), Some(lab), |pool| pool.disk_bytes = Some(512 << 20)).await?;
