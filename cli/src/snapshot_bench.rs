@@ -46,7 +46,11 @@ struct Run {
     build: Duration,
     bytes: u64,
     worst: Duration,
+    /// Beside a thread that spins instead.
     worst_without: Duration,
+    /// The same of entries during which the kernel did not give the processor to another thread.
+    undisturbed: Duration,
+    undisturbed_without: Duration,
     entries: u64,
     undo_bytes: u64,
     peak_bytes: u64,
@@ -86,6 +90,13 @@ pub async fn run(options: &SnapshotBenchOptions, printer: &mut Printer) -> anyho
         extra: vec![("entries", most(|run| run.entries).into()), ("puts_per_entry", PUTS_PER_ENTRY.into())],
         ..figure("worst_apply_stall_ms", "ms", &|run| run.worst.as_secs_f64() * 1e3, without)
     });
+    let without = runs.iter().map(|run| run.undisturbed_without.as_secs_f64() * 1e3).collect();
+    printer.print(&figure(
+        "worst_apply_stall_undisturbed_ms",
+        "ms",
+        &|run| run.undisturbed.as_secs_f64() * 1e3,
+        without,
+    ));
     printer.print(&figure("restore_s", "s", &|run| run.restore.as_secs_f64(), Vec::new()));
     Ok(())
 }
@@ -103,7 +114,7 @@ async fn once(load: &mut Load, path: &Path) -> anyhow::Result<Run> {
         anyhow::Ok(written??)
     });
     let directory = load.directory.clone();
-    let (bytes, worst, entries) = std::thread::scope(|scope| {
+    let (bytes, worst, undisturbed, entries) = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Acquire) {
                 undo_bytes.fetch_max(directory.freeze_bytes(), Ordering::Relaxed);
@@ -111,30 +122,56 @@ async fn once(load: &mut Load, path: &Path) -> anyhow::Result<Run> {
             }
         });
         let applying = scope.spawn(|| {
-            let (mut worst, mut entries) = (held, 0);
+            let (mut worst, mut undisturbed, mut entries) = (held, held, 0);
             while !is_done.load(Ordering::Acquire) {
-                worst = worst.max(load.entries());
+                let took = load.entries();
+                worst = worst.max(took.longest);
+                undisturbed = undisturbed.max(took.undisturbed);
                 entries += 2;
             }
-            (worst, entries)
+            (worst, undisturbed, entries)
         });
         let bytes = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(&mut writing));
         is_done.store(true, Ordering::Release);
-        let (worst, entries) = applying.join().expect("applying ends");
-        bytes.map(|bytes| (bytes, worst, entries))
+        let (worst, undisturbed, entries) = applying.join().expect("applying ends");
+        bytes.map(|bytes| (bytes, worst, undisturbed, entries))
     })?;
     let build = began.elapsed();
     let peak_bytes = memory("VmHWM:")?;
-    let mut worst_without = Duration::ZERO;
+    // Beside a thread that only spins: what this machine costs whoever shares it.
+    let (mut worst_without, mut undisturbed_without) = (Duration::ZERO, Duration::ZERO);
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let seen = stop.clone();
+    let spinning = background("spin", move || {
+        while !seen.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+    });
+    let spinning = tokio::spawn(spinning);
     for _ in 0..entries / 2 {
-        worst_without = worst_without.max(load.entries());
+        let took = load.entries();
+        worst_without = worst_without.max(took.longest);
+        undisturbed_without = undisturbed_without.max(took.undisturbed);
     }
+    stop.store(true, Ordering::Relaxed);
+    spinning.await.context("the thread that spins")??;
     let began = Instant::now();
     let restored = Directory::new(History(0));
     restored.restore(&mut BufReader::with_capacity(BUFFER_BYTES, File::open(path)?))?;
     let restore = began.elapsed();
     let undo_bytes = undo_bytes.into_inner();
-    Ok(Run { build, bytes, worst, worst_without, entries, undo_bytes, peak_bytes, restore })
+    Ok(Run {
+        build,
+        bytes,
+        worst,
+        worst_without,
+        undisturbed,
+        undisturbed_without,
+        entries,
+        undo_bytes,
+        peak_bytes,
+        restore,
+    })
 }
 
 fn write(frozen: FrozenDirectory, path: &Path) -> std::io::Result<u64> {
@@ -178,7 +215,7 @@ impl Load {
         };
         load.session = session;
         while (load.objects.len() as u64) < objects {
-            load.put(false);
+            let _ = load.put(false);
         }
         Ok(load)
     }
@@ -189,12 +226,12 @@ impl Load {
         self.directory.apply_entry(self.index, 1, &entry)
     }
 
-    /// Two entries: puts in the place of the oldest objects, and their ends. Answers what the longer one took.
-    fn entries(&mut self) -> Duration {
+    /// Two entries: puts in the place of the oldest objects, and their ends.
+    fn entries(&mut self) -> Took {
         self.put(true)
     }
 
-    fn put(&mut self, evicts: bool) -> Duration {
+    fn put(&mut self, evicts: bool) -> Took {
         let first = self.next_key;
         self.next_key += PUTS_PER_ENTRY;
         let keys: Vec<String> = (first..self.next_key).map(|number| format!("{number:064x}")).collect();
@@ -208,9 +245,7 @@ impl Load {
             Op::PutStart(put_start(session, key, first + at as u64, victim))
         });
         let starts = starts.collect();
-        let began = Instant::now();
-        let outcomes = self.apply(starts);
-        let start = began.elapsed();
+        let (outcomes, start) = timed(|| self.apply(starts));
         let mut ends = Vec::with_capacity(outcomes.len());
         for outcome in outcomes {
             let Outcome::Granted(grant) = outcome else { continue };
@@ -222,10 +257,32 @@ impl Load {
             let replicas = grant.replicas.iter().map(stored).collect();
             ends.push(Op::PutEnd(PutEnd { session, object: grant.object, replicas }));
         }
-        let began = Instant::now();
-        self.apply(ends);
-        start.max(began.elapsed())
+        let (_, end) = timed(|| self.apply(ends));
+        Took { longest: start.longest.max(end.longest), undisturbed: start.undisturbed.max(end.undisturbed) }
     }
+}
+
+/// What the longer of two entries took.
+#[derive(Clone, Copy)]
+struct Took {
+    longest: Duration,
+    /// Zero where the kernel gave the processor to another thread meanwhile.
+    undisturbed: Duration,
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Took) {
+    let before = preemptions();
+    let began = Instant::now();
+    let done = work();
+    let longest = began.elapsed();
+    let undisturbed = if preemptions() == before { longest } else { Duration::ZERO };
+    (done, Took { longest, undisturbed })
+}
+
+/// How often the kernel took the processor from this thread.
+fn preemptions() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
 fn put_start(session: SessionId, key: &str, number: u64, victim: Option<ObjectId>) -> PutStart<'_> {
