@@ -1,5 +1,8 @@
 //! The command line.
 
+mod members;
+mod objects;
+
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -8,14 +11,17 @@ use tidepool_chaos_tests::bench::BenchOptions;
 use tidepool_chaos_tests::demo::DemoOptions;
 use tidepool_chaos_tests::drill::{DrillFault, DrillOptions};
 use tidepool_chaos_tests::worker::WorkerArgs;
-use tidepool_proto::Address;
-use tidepool_raft::{OpPlace, PayloadHash};
 
 use crate::config::flags::{DatanodeFlags, MasterFlags, SharedFlags};
-use crate::config::setting::MASTER_PORT;
 use crate::output::Format;
 use crate::snapshot_bench::SnapshotBenchOptions;
 use crate::trace::TraceOptions;
+
+pub use members::{
+    FeatureLevelArgs, FeatureLevelCommand, MemberArgs, MemberCommand, NewMember, SnapshotArgs, SnapshotCommand,
+    SnapshotFrom,
+};
+pub use objects::{DataTypeArg, GetArgs, LsArgs, PinArgs, PutArgs, RmArgs, StatArgs};
 
 /// A shared pool of KV cache for LLM serving: hosts lend memory, engines put and get, a quorum of masters keeps
 /// the directory.
@@ -160,136 +166,6 @@ pub struct DevArgs {
     pub data_dir: Option<PathBuf>,
 }
 
-/// `tidepool put`.
-#[derive(clap::Args, Debug)]
-pub struct PutArgs {
-    /// Key
-    pub key: String,
-    /// File; stdin without it, or with -
-    pub file: Option<PathBuf>,
-    /// Wanted copies
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, alias = "replica_num")]
-    pub replica_num: u32,
-    /// Fail unless every wanted copy is made
-    #[arg(long)]
-    pub strict: bool,
-    /// Replace what is there; the old value is read until the new one is complete
-    #[arg(long)]
-    pub replace: bool,
-    /// Never evict it, until it is removed
-    #[arg(long, alias = "with_hard_pin")]
-    pub hard_pin: bool,
-    /// Evict it only when nothing else is left, for this time (the masters' default without one)
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "", require_equals = true)]
-    pub soft_pin: Option<String>,
-    /// Name of its group; members are evicted together, and exist together
-    #[arg(long, value_name = "NAME", default_value = "")]
-    pub group: String,
-    /// What it holds
-    #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = DataTypeArg::Unknown)]
-    pub data_type: DataTypeArg,
-    /// Segments to choose first, by name
-    #[arg(long = "segment", value_name = "NAME")]
-    pub segments: Vec<String>,
-}
-
-/// What an object holds.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
-pub enum DataTypeArg {
-    Unknown,
-    Kvcache,
-    Tensor,
-    Weight,
-    Sample,
-    Activation,
-    Gradient,
-    OptimizerState,
-    Metadata,
-    General,
-}
-
-/// `tidepool get`.
-#[derive(clap::Args, Debug)]
-pub struct GetArgs {
-    /// Key
-    pub key: String,
-    /// Write to this file instead of stdout; it appears whole or not at all
-    #[arg(short = 'O', long, value_name = "PATH")]
-    pub out: Option<PathBuf>,
-    /// First byte of the part to read
-    #[arg(long, value_name = "BYTE", default_value_t = 0, requires = "length")]
-    pub offset: u64,
-    /// Bytes of the part to read; without it the whole object
-    #[arg(long, value_name = "BYTES")]
-    pub length: Option<u64>,
-}
-
-/// `tidepool rm`.
-#[derive(clap::Args, Debug)]
-pub struct RmArgs {
-    /// Keys
-    #[arg(required_unless_present_any = ["prefix", "regex", "all"], conflicts_with_all = ["prefix", "regex", "all"])]
-    pub keys: Vec<String>,
-    /// Remove every key that starts with this
-    #[arg(long, value_name = "PREFIX")]
-    pub prefix: Option<String>,
-    /// Remove every key in which this finds a match
-    #[arg(long, value_name = "REGEX")]
-    pub regex: Option<String>,
-    /// Remove everything of the tenant
-    #[arg(long, conflicts_with_all = ["prefix", "regex"])]
-    pub all: bool,
-    /// Also when a reader holds a lease; its bytes stay valid to the end of that lease
-    #[arg(long)]
-    pub force: bool,
-}
-
-/// `tidepool ls`.
-#[derive(clap::Args, Debug)]
-pub struct LsArgs {
-    /// Only keys that start with this
-    #[arg(default_value = "")]
-    pub prefix: String,
-    /// At most this many
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
-    pub limit: u64,
-    /// Only keys in which this finds a match
-    #[arg(long, value_name = "REGEX", default_value = "")]
-    pub regex: String,
-    /// Only objects that hold this
-    #[arg(long = "type", value_name = "TYPE", value_enum)]
-    pub data_type: Option<DataTypeArg>,
-    /// With size, copies, type and pin
-    #[arg(short, long)]
-    pub long: bool,
-}
-
-/// `tidepool stat`.
-#[derive(clap::Args, Debug)]
-pub struct StatArgs {
-    /// Keys
-    #[arg(required = true)]
-    pub keys: Vec<String>,
-    /// Answer in two levels: the directory's entry, then where each copy is
-    #[arg(long = "where")]
-    pub where_: bool,
-}
-
-/// `tidepool pin`.
-#[derive(clap::Args, Debug)]
-pub struct PinArgs {
-    /// Keys
-    #[arg(required = true)]
-    pub keys: Vec<String>,
-    /// For how long; without it, the masters' default
-    #[arg(long, value_name = "DURATION")]
-    pub ttl: Option<String>,
-    /// End the pin
-    #[arg(long, conflicts_with = "ttl")]
-    pub off: bool,
-}
-
 /// `tidepool tenant`.
 #[derive(clap::Args, Debug)]
 pub struct TenantArgs {
@@ -391,156 +267,6 @@ pub enum TaskCommand {
     Cancel {
         /// Task
         task: u64,
-    },
-}
-
-/// `tidepool member`.
-#[derive(clap::Args, Debug)]
-pub struct MemberArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: MemberCommand,
-}
-
-/// What to do with the members of the quorum. Every change may be repeated: what was done is not done again.
-#[derive(Subcommand, Debug)]
-pub enum MemberCommand {
-    /// Show the members: role, how far each is, when it was heard
-    List,
-    /// Take in a new master, which was started with --join
-    Add {
-        /// Its node id, which was never used before, and its address
-        #[arg(value_name = "ID@HOST[:PORT]", value_parser = parse_new_member)]
-        member: NewMember,
-        /// Only say what would be done
-        #[arg(long)]
-        dry_run: bool,
-    },
-    /// Remove a master for good, also one that is dead
-    Remove {
-        /// Its node id
-        id: u64,
-        /// Only say what would be done
-        #[arg(long)]
-        dry_run: bool,
-    },
-    /// Take in a new master in place of another
-    Replace {
-        /// Node id of the one that leaves
-        old: u64,
-        /// Node id, never used before, and address of the new one
-        #[arg(value_name = "ID@HOST[:PORT]", value_parser = parse_new_member)]
-        new: NewMember,
-        /// Only say what would be done
-        #[arg(long)]
-        dry_run: bool,
-    },
-    /// The last resort on a stopped master: when a majority is lost for ever, one op stops all of them, or their states differ
-    Recover {
-        /// From the data of this host's master; there is no other way yet
-        #[arg(long, required_unless_present_any = ["skip", "start_over"])]
-        from_this_node: bool,
-        /// What the lost masters had acknowledged, and this one has not, is gone
-        #[arg(long, requires = "from_this_node")]
-        accept_data_loss: bool,
-        /// On a stopped master whose state is not to be trusted: begin the next start with the last snapshot that a majority
-        /// vouched for, and apply the log again
-        #[arg(long, conflicts_with_all = ["from_this_node", "skip"])]
-        start_over: bool,
-        /// On a majority of the stopped masters: leave out the op that stops them all, as their logs name it
-        #[arg(long, value_name = "INDEX.ORDINAL", conflicts_with = "from_this_node")]
-        skip: Option<OpPlace>,
-        /// Hash of that entry, as the log of the stopped master says it; without it nothing is changed and the hash is shown
-        #[arg(long, value_name = "HASH", requires = "skip")]
-        hash: Option<PayloadHash>,
-        /// Its data directory; without it, master.data_dir
-        #[arg(long, value_name = "PATH")]
-        data_dir: Option<PathBuf>,
-    },
-}
-
-/// A master that is to be taken in.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NewMember {
-    /// Its id.
-    pub node_id: u64,
-    /// Where the others will reach it.
-    pub address: Address,
-}
-
-fn parse_new_member(text: &str) -> Result<NewMember, String> {
-    let (id, host) = text.split_once('@').ok_or("expected ID@HOST[:PORT], such as 4@h4")?;
-    let node_id = id.parse::<u64>().ok().filter(|id| (1..=u64::from(u32::MAX)).contains(id));
-    let node_id = node_id.ok_or_else(|| format!("'{id}' is no node id: a whole number from 1"))?;
-    let address = Address::parse(host, MASTER_PORT).map_err(|error| error.message().to_owned())?;
-    Ok(NewMember { node_id, address })
-}
-
-/// `tidepool snapshot`.
-#[derive(clap::Args, Debug)]
-pub struct SnapshotArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: SnapshotCommand,
-}
-
-/// What to do with snapshots.
-#[derive(Subcommand, Debug)]
-pub enum SnapshotCommand {
-    /// Have a master write its directory now, and publish it if it was told where
-    Take {
-        /// Node id of that master; without it, a standby if there is one
-        #[arg(long, value_name = "NODE_ID")]
-        node: Option<u64>,
-    },
-    /// List what is published; needs no master
-    List {
-        /// Where.
-        #[command(flatten)]
-        from: SnapshotFrom,
-    },
-    /// Read every byte of what is published; exit code 7 when nothing could be restored, 6 when some could not
-    Verify {
-        /// Where.
-        #[command(flatten)]
-        from: SnapshotFrom,
-    },
-    /// Say whose a snapshot is and what is in it; without a name, the newest
-    Show {
-        /// Where.
-        #[command(flatten)]
-        from: SnapshotFrom,
-    },
-}
-
-/// Which snapshots are meant.
-#[derive(clap::Args, Debug)]
-pub struct SnapshotFrom {
-    /// Only this one: its name, or its path below the URL
-    pub snapshot: Option<String>,
-    /// Where they are: file:///path or s3://bucket/prefix; without it, master.snapshot_url
-    #[arg(long, value_name = "URL")]
-    pub from: Option<String>,
-}
-
-/// `tidepool feature-level`.
-#[derive(clap::Args, Debug)]
-pub struct FeatureLevelArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: FeatureLevelCommand,
-}
-
-/// What to do with the feature level.
-#[derive(Subcommand, Debug)]
-pub enum FeatureLevelCommand {
-    /// Show the level of the quorum, and the highest that each master's binary knows
-    Show,
-    /// Raise it, for good: older binaries take part no more
-    Raise {
-        /// Level; without it, the highest that all masters know
-        #[arg(long, value_name = "LEVEL")]
-        to: Option<u32>,
     },
 }
 
@@ -662,21 +388,6 @@ impl DrillCommand {
             DrillCommand::PowerCut(options) => (DrillFault::PowerCut, options),
             DrillCommand::FullRestart(options) => (DrillFault::FullRestart, options),
             DrillCommand::Restore(options) => (DrillFault::Restore, options),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_new_member_is_an_id_at_an_address() {
-        let member = parse_new_member("4@h4").unwrap();
-        assert_eq!((member.node_id, member.address.to_string()), (4, format!("h4:{MASTER_PORT}")));
-        assert_eq!(parse_new_member("7@[::1]:9").unwrap().address.to_string(), "[::1]:9");
-        for text in ["h4", "4=h4", "0@h4", "x@h4", "4@", "4@h:x", "99999999999@h"] {
-            assert!(parse_new_member(text).is_err(), "{text}");
         }
     }
 }
