@@ -105,6 +105,12 @@ impl History {
         inner.calls.push(Call { client, key, invoked, returned, event });
     }
 
+    /// What a call saw of a key beside others: counted once, by whoever asked.
+    pub fn log_beside(&self, client: u64, key: u64, invoked: u64, event: Event) {
+        self.trace.say(&format!("call {client} key {key} listed {event:?}"));
+        self.inner.lock().calls.push(Call { client, key, invoked, returned: Some(now()), event });
+    }
+
     /// What the log did, between two instants.
     pub fn log_event(&self, key: u64, between: (u64, u64), event: Event) {
         self.trace.say(&format!("log key {key} {event:?}"));

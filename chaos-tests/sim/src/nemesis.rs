@@ -6,17 +6,21 @@ use std::time::Duration;
 
 use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
+use tidepool_proto::NodeId;
 use tidepool_raft::sim::SplitMix;
 use tidepool_raft::sim::surroundings::SimMachine;
+use tidepool_raft::{Member, MemberChange};
 
 use crate::datanode::{Process, address};
 use crate::net::Net;
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
-use crate::quorum::{MASTERS, Quorum};
+use crate::quorum::{MASTERS, Quorum, SPARES};
 
-/// How long one handover or compaction may take.
+/// How long one handover, compaction or change of members may take.
 const ACT: Duration = Duration::from_secs(3);
+/// How often a change of members is repeated when everything works again.
+const CHANGES_MAX: usize = 20;
 
 /// Datanodes have ids from here.
 pub const DATANODES_FROM: u64 = 101;
@@ -34,6 +38,10 @@ pub struct Nemesis {
     random: SplitMix,
     skew: BTreeMap<u64, i64>,
     observer: Observer,
+    /// Who takes whose place, as long as nobody knows that it is done.
+    replacing: Option<(u64, u64)>,
+    /// Spare machines that were used.
+    spares_used: u64,
     /// Faults that were carried out, by name.
     pub struck: BTreeMap<String, u64>,
 }
@@ -49,7 +57,9 @@ impl Nemesis {
         observer: Observer,
     ) -> Nemesis {
         let random = SplitMix::new(params.seed ^ 0x6661_756c);
-        Nemesis { quorum, datanodes, net, params: params.clone(), random, skew, observer, struck: BTreeMap::new() }
+        let (replacing, spares_used, struck) = (None, 0, BTreeMap::new());
+        let params = params.clone();
+        Nemesis { quorum, datanodes, net, params, random, skew, observer, replacing, spares_used, struck }
     }
 
     /// Breaks things until the time is over.
@@ -73,8 +83,13 @@ impl Nemesis {
     fn a_master(&mut self) -> u64 {
         match self.quorum.leader() {
             Some(leader) if self.random.chance(60) => leader.machine.id,
-            _ => self.random.range(1, MASTERS),
+            _ => self.any_master(),
         }
+    }
+
+    fn any_master(&mut self) -> u64 {
+        let enrolled = self.quorum.enrolled();
+        enrolled[self.random.below(enrolled.len() as u64) as usize]
     }
 
     fn a_datanode(&mut self) -> u64 {
@@ -97,14 +112,15 @@ impl Nemesis {
                 }
             }
             Fault::CutMasters => {
-                let other = self.random.range(1, MASTERS);
+                let other = self.any_master();
                 match self.random.chance(50) {
                     true => self.net.part(master, other),
                     false => self.net.cut(master, other),
                 }
             }
             Fault::IsolateMaster => {
-                (1..=MASTERS).filter(|other| *other != master).for_each(|other| self.net.part(master, other));
+                let others = self.quorum.enrolled().into_iter().filter(|other| *other != master);
+                others.for_each(|other| self.net.part(master, other));
             }
             Fault::HandOver => {
                 if let Some(leader) = self.quorum.leader() {
@@ -139,7 +155,7 @@ impl Nemesis {
                 self.resume_later(machine);
             }
             Fault::CutDatanode => match self.random.chance(50) {
-                true => (1..=MASTERS).for_each(|master| self.net.part(datanode, master)),
+                true => self.quorum.enrolled().into_iter().for_each(|master| self.net.part(datanode, master)),
                 false => {
                     let client = CLIENTS_FROM + self.random.below(self.params.clients);
                     self.net.part(datanode, client);
@@ -158,8 +174,55 @@ impl Nemesis {
                     disk.set_sync_delay(Duration::from_micros(self.random.range(50, 60_000)));
                 }
             }
+            Fault::ReplaceMaster => self.replace_master().await?,
         }
         Ok(())
+    }
+
+    /// An empty machine is started, taken in by the leader, and a standby removed; what is half done is completed later.
+    async fn replace_master(&mut self) -> Result<(), String> {
+        if self.replacing.is_some() {
+            return self.change_members().await;
+        }
+        let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < SPARES) else { return Ok(()) };
+        let standbys = self.quorum.enrolled().into_iter().filter(|id| *id != leader.machine.id);
+        let standbys: Vec<u64> = standbys.collect();
+        let old = standbys[self.random.below(standbys.len() as u64) as usize];
+        self.spares_used += 1;
+        let new = MASTERS + self.spares_used;
+        self.quorum.enrol(new).await?;
+        self.replacing = Some((new, old));
+        self.change_members().await
+    }
+
+    /// One attempt to complete the change that is under way.
+    async fn change_members(&mut self) -> Result<(), String> {
+        let Some((new, old)) = self.replacing else { return Ok(()) };
+        let Some(leader) = self.quorum.leader() else { return Ok(()) };
+        let add = Some(Member { node_id: NodeId(new), address: crate::quorum::address(new) });
+        let change = MemberChange { add, remove: Some(NodeId(old)) };
+        let changing = leader.node.change_members(change, ACT);
+        if let Ok(report) = SimRuntime::timeout(ACT * 2, changing).await {
+            self.net.trace.say(&format!("master {new} for {old}: {:?}", report.result));
+            if report.result.is_ok() {
+                self.replacing = None;
+                self.quorum.dismiss(old);
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes the change that is under way.
+    pub async fn complete_change(&mut self) -> Result<(), String> {
+        for _ in 0..CHANGES_MAX {
+            if self.replacing.is_none() {
+                return Ok(());
+            }
+            self.supervise().await?;
+            self.change_members().await?;
+            SimRuntime::sleep(Duration::from_millis(500)).await;
+        }
+        Err(format!("LIVENESS: the change of members {:?} (new, old) does not come to its end", self.replacing))
     }
 
     fn resume_later(&mut self, machine: std::sync::Arc<SimMachine>) {
@@ -178,6 +241,14 @@ impl Nemesis {
         self.observer.datanode(&address(id), true);
     }
 
+    /// Starts a master if it does not run. One that was removed meanwhile may refuse to.
+    async fn start_master(&self, id: u64) -> Result<(), String> {
+        match self.quorum.start(id).await {
+            Err(_) if self.replacing.is_some_and(|(_, old)| old == id) => Ok(()),
+            result => result,
+        }
+    }
+
     /// Starts a datanode anew if it died: empty.
     fn start_datanode(&mut self, id: u64) -> Result<(), String> {
         if self.datanodes.get(&id).is_some_and(|process| !process.machine.is_dead()) {
@@ -191,13 +262,13 @@ impl Nemesis {
 
     /// Sometimes something comes back.
     async fn mend_some(&mut self) -> Result<(), String> {
-        for id in 1..=MASTERS {
+        for id in self.quorum.enrolled() {
             let stopped = self.quorum.get(id).is_some_and(|running| running.node.status().fatal.is_some());
             if stopped {
                 self.quorum.kill(id, usize::MAX, false);
             }
             if self.quorum.get(id).is_none() && self.random.chance(60) {
-                self.quorum.start(id).await?;
+                self.start_master(id).await?;
             }
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
@@ -216,7 +287,7 @@ impl Nemesis {
         self.net.trace.say("heal");
         self.net.heal();
         self.net.calm();
-        for id in 1..=MASTERS {
+        for id in self.quorum.enrolled() {
             if let Some(running) = self.quorum.get(id) {
                 running.machine.pause(false);
                 if running.node.status().fatal.is_some() {
@@ -227,7 +298,7 @@ impl Nemesis {
                 disk.set_sync_delay(Duration::from_micros(200));
                 disk.heal();
             }
-            self.quorum.start(id).await?;
+            self.start_master(id).await?;
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
             self.datanodes[&id].machine.pause(false);
@@ -238,21 +309,27 @@ impl Nemesis {
 
     /// Masters that stopped by themselves are started again, as their supervisor would.
     pub async fn supervise(&mut self) -> Result<(), String> {
-        for id in 1..=MASTERS {
+        for id in self.quorum.enrolled() {
             let fatal = self.quorum.get(id).and_then(|running| running.node.status().fatal);
             if let Some(why) = fatal {
                 self.net.trace.say(&format!("master {id} is started again: {why}"));
                 self.quorum.kill(id, usize::MAX, false);
-                self.quorum.start(id).await?;
+                self.start_master(id).await?;
             }
         }
         Ok(())
     }
 }
 
+/// Where masters may be found.
+pub fn masters(params: &Params) -> Vec<String> {
+    let spares = if params.faults.contains(&Fault::ReplaceMaster) { SPARES } else { 0 };
+    (1..=MASTERS + spares).map(|id| crate::quorum::address(id).to_string()).collect()
+}
+
 /// A datanode on a machine of its own.
 pub fn start_datanode(id: u64, net: &Net, params: &Params, skew: &BTreeMap<u64, i64>) -> Result<Process, String> {
     let machine = SimMachine::new(id, skew.get(&id).copied().unwrap_or(0), Duration::from_secs(id));
-    let masters = (1..=MASTERS).map(|id| crate::quorum::address(id).to_string()).collect();
+    let masters = masters(params);
     Process::start(machine, net.clone(), masters, params.segment_bytes).map_err(|error| error.to_string())
 }

@@ -1,15 +1,15 @@
 //! What the masters apply, as they apply it: the state of every key after every entry, in log order. It gives the
 //! judge the events that no client caused, and compares the digests of all masters entry by entry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_master::directory::{Contact, Directory, ObjectState, Op, TenantId};
+use tidepool_master::directory::{Contact, Directory, ObjectState, ObjectView, Op, TenantId};
 
-use crate::client::key_name;
 use crate::history::{Event, History, now};
+use crate::keys::{Keys, SMALL, group, key_name, tenant};
 use crate::params::{Fault, Params};
 use crate::trace::Trace;
 
@@ -23,6 +23,7 @@ pub struct Observer {
     history: History,
     trace: Trace,
     keys: u64,
+    special: Keys,
     /// Whether bytes may go bad by themselves.
     bits_flip: bool,
     /// How late a message may be.
@@ -45,6 +46,10 @@ struct Inner {
     /// The last index whose state is in `states`, and when it was first applied.
     last: Option<(u64, u64)>,
     states: BTreeMap<u64, State>,
+    /// As they were before the last entry.
+    before: BTreeMap<u64, State>,
+    /// Objects that are pinned for good.
+    pinned: BTreeSet<u64>,
 }
 
 impl Observer {
@@ -55,6 +60,7 @@ impl Observer {
             history,
             trace,
             keys: params.keys,
+            special: params.special,
             bits_flip: params.faults.contains(&Fault::FlipBit),
             late: Duration::from_millis(params.late.1 + 100),
         }
@@ -115,27 +121,91 @@ impl Observer {
             inner.term = (term, at);
         }
         self.check_ops(&inner, directory, ops);
+        let mut dropped = BTreeSet::new();
+        inner.before = inner.states.clone();
         for key in 0..self.keys {
-            let state = state_of(directory, key);
+            let state = self.state_of(directory, key);
             let was = inner.states.insert(key, state).unwrap_or_default();
             for event in events(key, was, state, ops) {
                 self.history.log_event(key, (since, at), event);
+                if let Event::Dropped(object) = event {
+                    dropped.insert((key, object));
+                }
             }
         }
+        self.check_evictions(&inner, &dropped, ops);
+        self.check_quota(directory);
+        let pinned = (0..self.keys)
+            .filter_map(|key| self.view(directory, key, |object| object.hard_pinned.then_some(object.object.0))?);
+        inner.pinned = pinned.collect();
         inner.last = Some((index, at));
+    }
+
+    /// What is evicted was not pinned for good, and of its group nothing is left. `dropped`: keys whose objects went in this entry without
+    /// a call.
+    fn check_evictions(&self, inner: &Inner, dropped: &BTreeSet<(u64, u64)>, ops: &[Op<'_>]) {
+        // Where copies went with their datanode, it was no eviction.
+        let loses_copies = |op: &Op<'_>| {
+            matches!(
+                op,
+                Op::RegisterNode { .. } | Op::DropNode { .. } | Op::UnmountSegment { .. } | Op::DropReplica { .. }
+            )
+        };
+        if ops.iter().any(loses_copies) {
+            return;
+        }
+        let is_victim = |object: u64| {
+            ops.iter().any(|op| match op {
+                Op::PutStart(put) => put.victims.iter().any(|victim| victim.0 == object),
+                Op::Retire { objects, .. } => objects.iter().any(|victim| victim.0 == object),
+                _ => false,
+            })
+        };
+        for &(key, object) in dropped.iter().filter(|(_, object)| is_victim(*object)) {
+            if inner.pinned.contains(&object) {
+                self.history.wrong(format!("key {key}: object {object} was evicted, and is pinned for good"));
+            }
+            let own = group(self.special, key);
+            let left = (0..self.keys).filter(|other| !own.is_empty() && group(self.special, *other) == own);
+            for other in
+                left.filter(|other| inner.before.get(other).is_some_and(|was| inner.states.get(other) == Some(was)))
+            {
+                if inner.states.get(&other).copied().flatten().is_some() {
+                    self.history.wrong(format!("key {key} was evicted, and key {other} of its group was not"));
+                }
+            }
+        }
+    }
+
+    /// No tenant holds more than it may.
+    fn check_quota(&self, directory: &Directory) {
+        let held = (0..self.keys).filter(|key| tenant(self.special, *key) == SMALL);
+        let held = held.filter(|key| self.view(directory, *key, |_| ()).is_some()).count() as u64;
+        if held > self.special.quota_objects {
+            let may = self.special.quota_objects;
+            self.history.wrong(format!("tenant '{SMALL}' holds {held} objects and may hold {may}"));
+        }
+    }
+
+    /// A key's record, whatever its state.
+    fn view<R>(&self, directory: &Directory, key: u64, look: impl FnOnce(&ObjectView<'_>) -> R) -> Option<R> {
+        let tenant = match tenant(self.special, key) {
+            "" => TenantId::DEFAULT,
+            name => directory.tenant(name)?,
+        };
+        directory.with_object(tenant, &key_name(key), |object| object.map(look))
+    }
+
+    fn state_of(&self, directory: &Directory, key: u64) -> State {
+        self.view(directory, key, |object| {
+            (object.state == ObjectState::Complete).then(|| (object.object.0, object.is_readable()))
+        })?
     }
 
     /// What is known of a key.
     pub fn state(&self, key: u64) -> State {
         self.inner.lock().states.get(&key).copied().flatten()
     }
-}
-
-fn state_of(directory: &Directory, key: u64) -> State {
-    directory.with_object(TenantId::DEFAULT, &key_name(key), |object| {
-        let object = object.filter(|object| object.state == ObjectState::Complete)?;
-        Some((object.object.0, object.is_readable()))
-    })
 }
 
 /// What no client caused: everything but the ends of puts and the removals of this very entry.

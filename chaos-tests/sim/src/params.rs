@@ -5,6 +5,8 @@ use std::time::Duration;
 use tidepool_raft::ElectionProfile;
 use tidepool_raft::sim::SplitMix;
 
+use crate::keys::Keys;
+
 /// Fewer kinds than this, and one of them is all that happens.
 const KINDS_MIN: usize = 4;
 
@@ -49,6 +51,8 @@ pub struct Params {
     pub datanode_returns: u64,
     /// Copies that a put asks for, at most.
     pub replicas_max: u32,
+    /// What is special about which key.
+    pub special: Keys,
 }
 
 /// A kind of fault.
@@ -82,6 +86,8 @@ pub enum Fault {
     CutClient,
     /// A disk becomes slow.
     SlowDisk,
+    /// An empty machine takes the place of a standby.
+    ReplaceMaster,
 }
 
 impl Fault {
@@ -101,6 +107,7 @@ impl Fault {
         Fault::FlipBit,
         Fault::CutClient,
         Fault::SlowDisk,
+        Fault::ReplaceMaster,
     ];
 }
 
@@ -134,6 +141,12 @@ impl Params {
             datanode_returns: 50,
             replicas_max: random.range(1, 2) as u32,
             readers: random.range(0, 2),
+            special: Keys {
+                groups: random.chance(40),
+                pins: random.chance(40),
+                quota_objects: if random.chance(40) { random.range(1, 2) } else { 0 },
+                refuse: random.chance(50),
+            },
         }
     }
 

@@ -23,6 +23,8 @@ const BOOT: Duration = Duration::from_millis(300);
 
 /// Masters of a quorum.
 pub const MASTERS: u64 = 3;
+/// Machines beyond them, which may take the place of one.
+pub const SPARES: u64 = 2;
 /// After which an unfinished put may be preempted.
 pub const DISCARD_AFTER: Duration = Duration::from_secs(3);
 /// Longest lease.
@@ -47,6 +49,8 @@ pub struct Quorum {
     running: Arc<Mutex<BTreeMap<u64, Running>>>,
     /// Being started.
     starting: Arc<Mutex<BTreeSet<u64>>>,
+    /// Those that are to run: members, and whoever is being taken in or let go.
+    enrolled: Arc<Mutex<BTreeSet<u64>>>,
     skew: Arc<BTreeMap<u64, i64>>,
 }
 
@@ -90,22 +94,43 @@ impl Quorum {
         };
         let adjust = move |raft: &mut tidepool_raft::Options| {
             let wanted = sim::raft_options(&options(raft.node_id.0, &for_options, &raft.data_dir));
+            raft.join = raft.node_id.0 > MASTERS;
+            raft.members.truncate(if raft.join { 0 } else { MASTERS as usize });
             raft.election = wanted.election;
             raft.agreement = wanted.agreement;
             raft.keep_log_entries = for_options.keep_entries;
             raft.snapshot_log_entries = for_options.snapshot_entries;
         };
-        (SimCluster::new(params.seed, MASTERS, dir, machine, adjust), params)
+        (SimCluster::new(params.seed, MASTERS + SPARES, dir, machine, adjust), params)
     }
 
     /// Over these wires.
     pub fn over(cluster: SimCluster<Machine>, params: Arc<Params>, net: Net, skew: BTreeMap<u64, i64>) -> Quorum {
-        for id in 1..=MASTERS {
+        for id in 1..=MASTERS + SPARES {
             if let Some(disk) = cluster.disk(id) {
                 disk.set_sync_delay(Duration::from_micros(params.sync_us));
             }
         }
-        Quorum { cluster, net, params, running: Arc::default(), starting: Arc::default(), skew: Arc::new(skew) }
+        let enrolled = Arc::new(Mutex::new((1..=MASTERS).collect()));
+        let (running, starting) = (Arc::default(), Arc::default());
+        Quorum { cluster, net, params, running, starting, enrolled, skew: Arc::new(skew) }
+    }
+
+    /// Those that are to run, by id.
+    pub fn enrolled(&self) -> Vec<u64> {
+        self.enrolled.lock().iter().copied().collect()
+    }
+
+    /// Starts an empty machine that waits to be taken in.
+    pub async fn enrol(&self, id: u64) -> Result<(), String> {
+        self.enrolled.lock().insert(id);
+        self.start(id).await
+    }
+
+    /// A master that left the quorum, or was never taken in, is switched off for good.
+    pub fn dismiss(&self, id: u64) {
+        self.enrolled.lock().remove(&id);
+        self.kill(id, usize::MAX, false);
     }
 
     /// Consensus of all.
@@ -135,7 +160,7 @@ impl Quorum {
     /// Starts one.
     pub async fn start(&self, id: u64) -> Result<(), String> {
         // Started twice at once, two members would write one disk.
-        if self.get(id).is_some() || !self.starting.lock().insert(id) {
+        if !self.enrolled.lock().contains(&id) || self.get(id).is_some() || !self.starting.lock().insert(id) {
             return Ok(());
         }
         let started = self.boot(id).await;
