@@ -47,8 +47,16 @@ pub struct Client {
     session: u64,
     sequence: u64,
     identity: Option<v1::Identity>,
+    /// The clusters and histories that it was in, the present one first.
+    lineage: Vec<v1::Ancestor>,
+    /// Connections of before a restore are gone; a new one begins with a hello.
+    epoch: u64,
     random: SplitMix,
     stalls: u64,
+    /// Removals whose first attempt is overtaken, in a thousand.
+    overtaken: u64,
+    /// How long the first attempt of the next call stays under way before it reaches anybody.
+    first_is_late: Duration,
     replicas_max: u32,
     object_bytes_max: u64,
     /// What is special about which key.
@@ -90,8 +98,12 @@ impl Client {
             session: 0,
             sequence: 1,
             identity: None,
+            lineage: Vec::new(),
+            epoch: 0,
             random,
             stalls: params.stalls,
+            overtaken: params.overtaken,
+            first_is_late: Duration::ZERO,
             replicas_max: params.replicas_max,
             object_bytes_max: params.object_bytes_max,
             keys: params.special,
@@ -101,20 +113,27 @@ impl Client {
         }
     }
 
-    /// From here on its transfers do not stall.
+    /// From here on its transfers do not stall, and nothing it sends overtakes itself.
     pub fn calm(&mut self) {
-        self.stalls = 0;
+        (self.stalls, self.overtaken) = (0, 0);
     }
 
     fn channel(&self, address: &str) -> Channel {
         Channel { net: self.net.clone(), from: self.machine.id, address: address.to_owned() }
     }
 
-    /// One attempt. What was sent arrives, also when nobody waits any more.
-    async fn attempt(&self, request: v1::ClientRequest) -> Option<Result<v1::ClientResponse, tonic::Status>> {
+    /// One attempt, which is under way for `late` and longer. What was sent arrives, also when nobody waits any more.
+    async fn attempt(
+        &self,
+        request: v1::ClientRequest,
+        late: Duration,
+    ) -> Option<Result<v1::ClientResponse, tonic::Status>> {
         let channel = self.channel(&self.masters[self.leader]);
         let (done, answer) = oneshot::channel();
         spawn_on(&self.machine, async move {
+            if !late.is_zero() {
+                rt::sleep(late).await;
+            }
             // Nobody may wait for it any more.
             let _late = done.send(ClientServiceClient::new(channel).call(request).await.map(|r| r.into_inner()));
         });
@@ -124,7 +143,21 @@ impl Client {
     /// Asks until somebody who leads answers.
     async fn ask(&mut self, body: Ask, deadline: BootInstant) -> Result<Answer, Failed> {
         let mut is_open = false;
+        let mut late = std::mem::take(&mut self.first_is_late);
         loop {
+            let is_hello = matches!(body, Ask::Hello(_));
+            if self.epoch != self.net.epoch() && !is_hello {
+                let before = self.history_number();
+                let epoch = self.net.epoch();
+                if Box::pin(self.hello(deadline)).await {
+                    self.epoch = epoch;
+                }
+                // What names ids or numbers of one history means something else in another one, if it is another one.
+                if self.history_number() != before && !matches!(body, Ask::Exist(_) | Ask::Locate(_) | Ask::List(_)) {
+                    let error = Error::new(ErrorCode::WrongCluster, "the cluster goes on in another history");
+                    return Err(Failed { error, is_open: true });
+                }
+            }
             let left = deadline - BootInstant::now();
             if left.is_zero() {
                 let error = Error::new(ErrorCode::DeadlineExceeded, "nobody answered in time");
@@ -136,7 +169,7 @@ impl Client {
                 tenant: self.tenant.to_owned(),
                 body: Some(body.clone()),
             };
-            let error = match self.attempt(request).await {
+            let error = match self.attempt(request, std::mem::take(&mut late)).await {
                 Some(Ok(response)) => match (response.body, response.error) {
                     (Some(answer), None) => return Ok(answer),
                     (_, error) => error.map_or_else(|| Error::new(ErrorCode::Internal, "no answer"), Error::from),
@@ -172,16 +205,28 @@ impl Client {
             identity: Some(v1::Identity { protocol_version: PROTOCOL_VERSION, ..Default::default() }),
             client_uuid: self.uuid.to_vec().into(),
             host_id: format!("client-{}", self.machine.id),
-            lineage: Vec::new(),
+            lineage: self.lineage.clone(),
         };
         match self.ask(Ask::Hello(hello), deadline).await {
             Ok(Answer::Hello(answer)) => {
                 self.session = answer.session_id;
+                if let Some(identity) = &answer.identity {
+                    let (cluster_uuid, history) = (identity.cluster_uuid.clone(), identity.history);
+                    let now = v1::Ancestor { cluster_uuid, history };
+                    if self.lineage.first() != Some(&now) {
+                        self.lineage.insert(0, now);
+                    }
+                }
                 self.identity = answer.identity;
                 true
             }
             _ => false,
         }
+    }
+
+    /// The number of the history that it knows; 0: none.
+    fn history_number(&self) -> u64 {
+        self.identity.as_ref().map_or(0, |identity| identity.history)
     }
 
     fn next_sequence(&mut self) -> u64 {

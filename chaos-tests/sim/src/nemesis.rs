@@ -1,6 +1,6 @@
 //! What goes wrong: faults drawn from the seed, one after the other, and their end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
@@ -15,17 +15,29 @@ use crate::datanode::{Process, address};
 use crate::net::Net;
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
-use crate::quorum::{MASTERS, Quorum, SPARES};
+use crate::quorum::{Image, MASTERS, Quorum, SPARES};
 
 /// How long one handover, compaction or change of members may take.
 const ACT: Duration = Duration::from_secs(3);
 /// How often a change of members is repeated when everything works again.
 const CHANGES_MAX: usize = 20;
 
+/// How often all masters may be lost in one run.
+const RESTORES_MAX: u64 = 2;
+/// How often an image is published before a fault, in a hundred.
+const PUBLISHED: u64 = 50;
+
 /// Datanodes have ids from here.
 pub const DATANODES_FROM: u64 = 101;
 /// Clients have ids from here.
 pub const CLIENTS_FROM: u64 = 201;
+
+/// A change of members: somebody comes, and perhaps somebody goes for it.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    new: u64,
+    old: Option<u64>,
+}
 
 /// Breaks things and mends them.
 pub struct Nemesis {
@@ -38,8 +50,11 @@ pub struct Nemesis {
     random: SplitMix,
     skew: BTreeMap<u64, i64>,
     observer: Observer,
-    /// Who takes whose place, as long as nobody knows that it is done.
-    replacing: Option<(u64, u64)>,
+    /// Changes of members that nobody knows to be done, the first of which is under way.
+    changes: VecDeque<Change>,
+    /// What a restore would begin from.
+    image: Option<Image>,
+    restores: u64,
     /// Spare machines that were used.
     spares_used: u64,
     /// Faults that were carried out, by name.
@@ -57,9 +72,22 @@ impl Nemesis {
         observer: Observer,
     ) -> Nemesis {
         let random = SplitMix::new(params.seed ^ 0x6661_756c);
-        let (replacing, spares_used, struck) = (None, 0, BTreeMap::new());
+        let (changes, image, restores, spares_used, struck) = (VecDeque::new(), None, 0, 0, BTreeMap::new());
         let params = params.clone();
-        Nemesis { quorum, datanodes, net, params, random, skew, observer, replacing, spares_used, struck }
+        Nemesis {
+            quorum,
+            datanodes,
+            net,
+            params,
+            random,
+            skew,
+            observer,
+            changes,
+            image,
+            restores,
+            spares_used,
+            struck,
+        }
     }
 
     /// Breaks things until the time is over.
@@ -70,6 +98,9 @@ impl Nemesis {
             SimRuntime::sleep(Duration::from_millis(pause)).await;
             if self.params.faults.is_empty() {
                 continue;
+            }
+            if self.params.faults.contains(&Fault::RestoreMasters) && self.random.chance(PUBLISHED) {
+                self.image = self.quorum.image().or(self.image.take());
             }
             let fault = self.params.faults[self.random.below(self.params.faults.len() as u64) as usize];
             self.net.trace.say(&format!("fault {fault:?}"));
@@ -175,13 +206,29 @@ impl Nemesis {
                 }
             }
             Fault::ReplaceMaster => self.replace_master().await?,
+            Fault::RestoreMasters => self.restore_masters().await?,
         }
         Ok(())
     }
 
+    /// All masters are lost, and a new cluster begins with what was published last.
+    async fn restore_masters(&mut self) -> Result<(), String> {
+        let Some(image) = self.image.take().filter(|_| self.restores < RESTORES_MAX) else { return Ok(()) };
+        self.restores += 1;
+        self.net.trace.say("all masters are lost; one begins from an image");
+        self.changes.clear();
+        self.quorum.restore(&image, &self.observer)?;
+        let enrolled = self.quorum.enrolled();
+        for id in &enrolled {
+            self.quorum.start(*id).await?;
+        }
+        self.changes.extend((1..=MASTERS).filter(|id| !enrolled.contains(id)).map(|id| Change { new: id, old: None }));
+        self.change_members().await
+    }
+
     /// An empty machine is started, taken in by the leader, and a standby removed; what is half done is completed later.
     async fn replace_master(&mut self) -> Result<(), String> {
-        if self.replacing.is_some() {
+        if !self.changes.is_empty() {
             return self.change_members().await;
         }
         let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < SPARES) else { return Ok(()) };
@@ -189,40 +236,41 @@ impl Nemesis {
         let standbys: Vec<u64> = standbys.collect();
         let old = standbys[self.random.below(standbys.len() as u64) as usize];
         self.spares_used += 1;
-        let new = MASTERS + self.spares_used;
-        self.quorum.enrol(new).await?;
-        self.replacing = Some((new, old));
+        self.changes.push_back(Change { new: MASTERS + self.spares_used, old: Some(old) });
         self.change_members().await
     }
 
     /// One attempt to complete the change that is under way.
     async fn change_members(&mut self) -> Result<(), String> {
-        let Some((new, old)) = self.replacing else { return Ok(()) };
+        let Some(&Change { new, old }) = self.changes.front() else { return Ok(()) };
+        self.quorum.enrol(new).await?;
         let Some(leader) = self.quorum.leader() else { return Ok(()) };
         let add = Some(Member { node_id: NodeId(new), address: crate::quorum::address(new) });
-        let change = MemberChange { add, remove: Some(NodeId(old)) };
+        let change = MemberChange { add, remove: old.map(NodeId) };
         let changing = leader.node.change_members(change, ACT);
         if let Ok(report) = SimRuntime::timeout(ACT * 2, changing).await {
-            self.net.trace.say(&format!("master {new} for {old}: {:?}", report.result));
+            self.net.trace.say(&format!("master {new} for {old:?}: {:?}", report.result));
             if report.result.is_ok() {
-                self.replacing = None;
-                self.quorum.dismiss(old);
+                self.changes.pop_front();
+                if let Some(old) = old {
+                    self.quorum.dismiss(old);
+                }
             }
         }
         Ok(())
     }
 
-    /// Completes the change that is under way.
-    pub async fn complete_change(&mut self) -> Result<(), String> {
+    /// Completes the changes that are under way.
+    pub async fn complete_changes(&mut self) -> Result<(), String> {
         for _ in 0..CHANGES_MAX {
-            if self.replacing.is_none() {
+            if self.changes.is_empty() {
                 return Ok(());
             }
             self.supervise().await?;
             self.change_members().await?;
             SimRuntime::sleep(Duration::from_millis(500)).await;
         }
-        Err(format!("LIVENESS: the change of members {:?} (new, old) does not come to its end", self.replacing))
+        Err(format!("LIVENESS: changes of members do not come to their end: {:?}", self.changes))
     }
 
     fn resume_later(&mut self, machine: std::sync::Arc<SimMachine>) {
@@ -244,7 +292,7 @@ impl Nemesis {
     /// Starts a master if it does not run. One that was removed meanwhile may refuse to.
     async fn start_master(&self, id: u64) -> Result<(), String> {
         match self.quorum.start(id).await {
-            Err(_) if self.replacing.is_some_and(|(_, old)| old == id) => Ok(()),
+            Err(_) if self.changes.front().is_some_and(|change| change.old == Some(id)) => Ok(()),
             result => result,
         }
     }

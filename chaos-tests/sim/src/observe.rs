@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tidepool_proto::ObjectId;
 use tidepool_master::directory::{Contact, Directory, ObjectState, ObjectView, Op, TenantId};
 
-use crate::history::{Event, History, now};
+use crate::history::{Event, History, now, object_of};
 use crate::keys::{Keys, SMALL, group, key_name, tenant};
 use crate::params::{Fault, Params};
 use crate::trace::Trace;
@@ -50,6 +51,10 @@ struct Inner {
     before: BTreeMap<u64, State>,
     /// Objects that are pinned for good.
     pinned: BTreeSet<u64>,
+    /// What was known after each entry: keys, and what is pinned for good.
+    known: BTreeMap<u64, (BTreeMap<u64, State>, BTreeSet<u64>)>,
+    /// Number of the present history.
+    history: u64,
 }
 
 impl Observer {
@@ -66,6 +71,31 @@ impl Observer {
         }
     }
 
+    /// A cluster began, or goes on: in this history.
+    pub fn begins(&self, history: u64) {
+        self.inner.lock().history = history;
+        self.history.begins(history);
+    }
+
+    /// All masters are gone, and one is about to begin from an image of this index, in another history.
+    pub fn restored(&self, index: u64, history: u64) {
+        let at = now();
+        {
+            let mut inner = self.inner.lock();
+            let (_, (states, pinned)) =
+                inner.known.range(..=index).next_back().map_or_else(Default::default, |(i, k)| (*i, k.clone()));
+            for key in 0..self.keys {
+                let state = states.get(&key).copied().flatten();
+                self.history.log_event(key, (at, at), Event::Restored(state));
+            }
+            inner.digests.retain(|known, _| *known <= index);
+            inner.known.retain(|known, _| *known <= index);
+            (inner.before, inner.states, inner.pinned) = (states.clone(), states, pinned);
+            (inner.last, inner.term) = (Some((index, at)), (0, at));
+        }
+        self.begins(history);
+    }
+
     /// A datanode's process died, or another one took its place.
     pub fn datanode(&self, address: &str, is_dead: bool) {
         let known = Known { dead_since: is_dead.then(now) };
@@ -76,6 +106,8 @@ impl Observer {
     fn check_ops(&self, inner: &Inner, directory: &Directory, ops: &[Op<'_>]) {
         for op in ops {
             match op {
+                // Of an earlier history: the datanode was asked whether it has it (I2).
+                Op::DropReplica { object, .. } if directory.ancestors().history_of(object.op()).is_some() => {}
                 Op::DropReplica { object, replica } if !self.bits_flip => self.history.wrong(format!(
                     "replica {replica} of object {object} is dropped as corrupt, and no bit went bad (R3)"
                 )),
@@ -124,7 +156,7 @@ impl Observer {
         let mut dropped = BTreeSet::new();
         inner.before = inner.states.clone();
         for key in 0..self.keys {
-            let state = self.state_of(directory, key);
+            let state = self.state_of(directory, key, inner.history);
             let was = inner.states.insert(key, state).unwrap_or_default();
             for event in events(key, was, state, ops) {
                 self.history.log_event(key, (since, at), event);
@@ -139,6 +171,8 @@ impl Observer {
             .filter_map(|key| self.view(directory, key, |object| object.hard_pinned.then_some(object.object.0))?);
         inner.pinned = pinned.collect();
         inner.last = Some((index, at));
+        let known = (inner.states.clone(), inner.pinned.clone());
+        inner.known.insert(index, known);
     }
 
     /// What is evicted was not pinned for good, and of its group nothing is left. `dropped`: keys whose objects went in this entry without
@@ -161,7 +195,7 @@ impl Observer {
                 _ => false,
             })
         };
-        for &(key, object) in dropped.iter().filter(|(_, object)| is_victim(*object)) {
+        for (key, object) in dropped.iter().map(|(key, value)| (*key, object_of(*value))).filter(|(_, o)| is_victim(*o)) {
             if inner.pinned.contains(&object) {
                 self.history.wrong(format!("key {key}: object {object} was evicted, and is pinned for good"));
             }
@@ -196,9 +230,14 @@ impl Observer {
         directory.with_object(tenant, &key_name(key), |object| object.map(look))
     }
 
-    fn state_of(&self, directory: &Directory, key: u64) -> State {
+    fn state_of(&self, directory: &Directory, key: u64, present: u64) -> State {
+        let ancestors = directory.ancestors();
+        let value = |object: ObjectId| {
+            let history = ancestors.history_of(object.op()).map_or(present, |history| history.0);
+            self.history.value(history, object.0)
+        };
         self.view(directory, key, |object| {
-            (object.state == ObjectState::Complete).then(|| (object.object.0, object.is_readable()))
+            (object.state == ObjectState::Complete).then(|| (value(object.object), object.is_readable()))
         })?
     }
 
@@ -210,14 +249,15 @@ impl Observer {
 
 /// What no client caused: everything but the ends of puts and the removals of this very entry.
 fn events(key: u64, was: State, is: State, ops: &[Op<'_>]) -> Vec<Event> {
-    let removed = |object: u64| {
+    let removed = |value: u64| {
+        let object = object_of(value);
         ops.iter().any(|op| match op {
             Op::Remove(remove) => remove.key == key_name(key).as_slice(),
             Op::RemoveObjects { objects, .. } => objects.iter().any(|o| o.0 == object),
             _ => false,
         })
     };
-    let ended = |object: u64| ops.iter().any(|op| matches!(op, Op::PutEnd(end) if end.object.0 == object));
+    let ended = |value: u64| ops.iter().any(|op| matches!(op, Op::PutEnd(end) if end.object.0 == object_of(value)));
     let mut events = Vec::new();
     match (was, is) {
         (Some((a, visible)), Some((b, now_visible))) if a == b => match (visible, now_visible) {

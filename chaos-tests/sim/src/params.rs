@@ -53,6 +53,8 @@ pub struct Params {
     pub replicas_max: u32,
     /// What is special about which key.
     pub special: Keys,
+    /// Removals whose first attempt is overtaken by its repetition, in a thousand.
+    pub overtaken: u64,
 }
 
 /// A kind of fault.
@@ -88,6 +90,8 @@ pub enum Fault {
     SlowDisk,
     /// An empty machine takes the place of a standby.
     ReplaceMaster,
+    /// All masters are lost for good; one begins from the last published image in a new history, and others join it.
+    RestoreMasters,
 }
 
 impl Fault {
@@ -108,6 +112,7 @@ impl Fault {
         Fault::CutClient,
         Fault::SlowDisk,
         Fault::ReplaceMaster,
+        Fault::RestoreMasters,
     ];
 }
 
@@ -147,11 +152,12 @@ impl Params {
                 quota_objects: if random.chance(40) { random.range(1, 2) } else { 0 },
                 refuse: random.chance(50),
             },
+            overtaken: random.range(0, 60),
         }
     }
 
     /// The same, and nothing goes wrong.
     pub fn calm(seed: u64) -> Params {
-        Params { faults: Vec::new(), late: (0, 1), stalls: 0, skew_ppm: 0, ..Params::of(seed) }
+        Params { faults: Vec::new(), late: (0, 1), stalls: 0, overtaken: 0, skew_ppm: 0, ..Params::of(seed) }
     }
 }

@@ -108,8 +108,8 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
     let simulation = simulate(seed);
     plant(asked.planted);
     let history = History::new(trace.clone());
-    let (cluster, shared) = Quorum::prepare(&params, dir.path());
-    let net = Net::new(seed, params.late, cluster.world().clone(), trace.clone());
+    let prepared = Quorum::prepare(&params, dir.path());
+    let net = Net::new(seed, params.late, prepared.0.world().clone(), trace.clone());
     let dial = net.clone();
     tidepool_master::sim::set_dial(Some(Arc::new(move |address, request| {
         let from = tidepool_raft::sim::surroundings::machine().map_or(0, |machine| machine.id);
@@ -122,7 +122,7 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
         watching.applied(master, directory, index, ops);
     })));
     let skew = skew(&params);
-    let quorum = Quorum::over(cluster, shared, net.clone(), skew.clone());
+    let quorum = Quorum::over(prepared, net.clone(), skew.clone());
     let outcome = runtime.block_on(life(&params, quorum, net, (history.clone(), observer), skew));
     drop(runtime);
     tidepool_master::sim::set_observer(None);
@@ -179,11 +179,23 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             need(&[Fault::IsolateMaster, Fault::CutMasters]);
             params.readers = 2;
         }
-        // Late attempts, and keys that are leased now and then: what is refused must be free again when the first attempt arrives.
+        // First attempts that are overtaken, and keys that are leased now and then: what is refused must be free again when the
+        // first attempt arrives.
         Plant::ForgottenRefusal => {
-            (params.late, params.keys, params.clients, params.readers) = ((120, 1_000), 8, 2, 0);
+            (params.overtaken, params.keys, params.clients, params.readers) = (700, 6, 3, 0);
             (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
         }
+        // Little space, and much of it wanted: evictions.
+        Plant::PartOfGroup | Plant::EvictPinned => {
+            (params.segment_bytes, params.object_bytes_max, params.keys) = (64 << 10, 16_000, 8);
+            (params.special.groups, params.special.pins) = (plant == Plant::PartOfGroup, plant == Plant::EvictPinned);
+            (params.replicas_max, params.special.quota_objects) = (2, 0);
+        }
+        Plant::ConstantHistory => {
+            need(&[Fault::RestoreMasters, Fault::Compact]);
+            (params.snapshot_entries, params.faults_for) = (60, Duration::from_secs(6));
+        }
+        Plant::OverQuota => (params.keys, params.special.quota_objects) = (8, 1),
         // New leaders, and datanodes that hear late of them.
         Plant::TimeAheadOfLog => {
             need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);
@@ -235,6 +247,8 @@ async fn life(
         datanodes.insert(id, start_datanode(id, &net, params, &skew)?);
     }
     audit::alive(&quorum, &datanodes.values().cloned().collect::<Vec<_>>()).await?;
+    let began = quorum.leader().ok_or("nobody leads")?.node.identity();
+    observer.begins(began.history.0);
     if params.special.quota_objects > 0 {
         set_quota(params, &net).await?;
     }
@@ -256,7 +270,7 @@ async fn life(
         SimRuntime::sleep(Duration::from_millis(200)).await;
         nemesis.supervise().await?;
     }
-    nemesis.complete_change().await?;
+    nemesis.complete_changes().await?;
     let datanodes: Vec<_> = nemesis.datanodes.values().cloned().collect();
     audit::alive(&quorum, &datanodes).await?;
     stop.store(true, Ordering::Relaxed);
@@ -359,6 +373,12 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
                 }
                 rt::sleep(Duration::from_millis(100)).await;
             }
+        }
+        // What the tenant with a quota holds leaves no room for its other keys.
+        for key in (0..keys).filter(|key| !tenant(special, *key).is_empty()) {
+            client.remove(key, true).await;
+        }
+        for key in 0..keys {
             // A key that takes nothing any more is as good as lost.
             let has_quota = !tenant(special, key).is_empty();
             for turn in 0..=TRIES_MAX {

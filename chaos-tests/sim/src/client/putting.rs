@@ -77,7 +77,7 @@ impl Client {
                 _ => return self.put_failed(Some(error.into())).await,
             }
         };
-        let value = grant.object_id;
+        let value = self.history.value(self.history_number(), grant.object_id);
         let event = if replace { Event::Upsert(value) } else { Event::Put(value) };
         match self.fill(key, &grant, &nodes, length, deadline).await {
             Ended::Stored => self.history.log(self.machine.id, key, invoked, true, event),
@@ -107,9 +107,9 @@ impl Client {
         deadline: BootInstant,
     ) -> Ended {
         let object = grant.object_id;
-        let history = self.identity.as_ref().map_or(0, |identity| identity.history);
+        let history = self.history_number();
         let hash = object::key_hash(self.tenant, &key_name(key));
-        let payload = content(object, length);
+        let payload = content(self.history.value(history, object), length);
         let mut stored = object::build_prefix(HistoryId(history), ObjectId(object), hash, &[&payload]);
         stored.extend_from_slice(&payload);
         // A source that changed while it was sent: the datanode has to notice (W3).

@@ -10,7 +10,7 @@ use tidepool_raft::rt;
 use tidepool_transport::ReadAccess;
 
 use super::{ATTEMPT, CALL, CHUNK, Client, TRANSFER};
-use crate::history::{Event, now};
+use crate::history::{Event, Value, now};
 use crate::keys::{content, group, key_name, tenant};
 
 impl Client {
@@ -46,7 +46,8 @@ impl Client {
         }
         for key in (0..keys).filter(|key| tenant(self.keys, *key).is_empty()) {
             let listed = answer.objects.iter().find(|object| object.key[..] == key_name(key)[..]);
-            let event = listed.map_or(Event::Missed, |object| Event::Got(object.object_id));
+            let of = |object: &v1::ListedObject| Event::Listed(object.object_id);
+            let event = listed.map_or(Event::Missed, of);
             self.history.log_beside(self.machine.id, key, invoked, event);
         }
     }
@@ -95,9 +96,11 @@ impl Client {
                     }
                     match self.verify(key, &found, &bytes) {
                         Ok(()) => {
-                            self.history.log(self.machine.id, key, invoked, true, Event::Got(found.object_id));
+                            self.history.log(self.machine.id, key, invoked, true, Event::Got(self.value_of(&found)));
                             return Some(true);
                         }
+                        // What a restored directory lists is looked for first, and is a miss until then (I2).
+                        Err(_) if is_leased && found.history != 0 => (v1::read_report::Kind::Corrupt, None),
                         Err(error) if is_leased => (v1::read_report::Kind::Corrupt, Some(error)),
                         Err(_) => continue,
                     }
@@ -138,6 +141,11 @@ impl Client {
         None
     }
 
+    fn value_of(&self, found: &v1::ObjectLocation) -> Value {
+        let history = if found.history == 0 { self.history_number() } else { found.history };
+        self.history.value(history, found.object_id)
+    }
+
     async fn read(
         &self,
         found: &v1::ObjectLocation,
@@ -162,8 +170,7 @@ impl Client {
 
     /// Everything that a reader must check.
     fn verify(&self, key: u64, found: &v1::ObjectLocation, stored: &[u8]) -> Result<(), Error> {
-        let present = self.identity.as_ref().map_or(0, |identity| identity.history);
-        let history = if found.history == 0 { present } else { found.history };
+        let history = if found.history == 0 { self.history_number() } else { found.history };
         let prefix_bytes = object::prefix_bytes(found.length) as usize;
         let short = || Error::new(ErrorCode::ChecksumMismatch, "it is shorter than its table");
         let prefix = stored.get(..prefix_bytes).ok_or_else(short)?;
@@ -173,7 +180,7 @@ impl Client {
         let payload = &stored[prefix_bytes..(prefix_bytes + found.length as usize).min(stored.len())];
         object::verify_parts(prefix, &[payload])?;
         // All checks passed: these must be the bytes that were put.
-        if payload != content(found.object_id, found.length) {
+        if payload != content(self.value_of(found), found.length) {
             self.history.wrong(format!(
                 "RIGHT-BYTES: key {key} object {} verified and holds other bytes than were put",
                 ObjectId(found.object_id)

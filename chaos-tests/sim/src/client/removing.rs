@@ -1,5 +1,7 @@
 //! Removals by key and by match, and pins.
 
+use std::time::Duration;
+
 use tidepool_proto::ErrorCode;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::v1;
@@ -9,6 +11,7 @@ use tidepool_proto::v1::client_response::Body as Answer;
 use super::{CALL, Client};
 use crate::history::{Event, now};
 use crate::keys::key_name;
+use crate::quorum::LEASE_MAX;
 
 impl Client {
     /// Removes a key.
@@ -24,6 +27,10 @@ impl Client {
             keys: Some(v1::Keys::pack([key_name(key)])),
             mode: mode as i32,
         };
+        if self.random.below(1_000) < self.overtaken {
+            // Longer than an attempt is waited for, and about as long as a lease may be.
+            self.first_is_late = Duration::from_millis(self.random.range(300, LEASE_MAX.as_millis() as u64));
+        }
         match self.ask(Ask::Remove(request), deadline).await {
             Ok(Answer::Remove(answer)) => match answer.errors.first().map(|error| ErrorCode::from_u32(error.code)) {
                 None | Some(ErrorCode::Ok) => self.history.log(self.machine.id, key, invoked, true, Event::Removed),
