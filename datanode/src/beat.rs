@@ -11,6 +11,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
+use crate::clock_rate::{ClockRate, is_off};
 use crate::copier::Copier;
 use crate::inspection::Inspector;
 use crate::life::Life;
@@ -55,6 +56,7 @@ struct Duties {
     inspector: Inspector,
     copier: Copier,
     presence: PresenceChecker,
+    clock_rate: Mutex<ClockRate>,
 }
 
 impl Duties {
@@ -94,6 +96,7 @@ impl Beat<'_> {
             inspector: Inspector::new(self.life.clone(), self.metrics.clone(), self.verifications_max),
             copier: Copier::new(self.life.clone(), self.payload.clone(), self.metrics.clone(), self.copies_max),
             presence: PresenceChecker::new(self.life.clone()),
+            clock_rate: Mutex::default(),
         };
         let mut sequence = 0;
         let mut first = Some(registered_with);
@@ -250,8 +253,18 @@ impl Beat<'_> {
         }
         let writes = self.life.writes();
         let log_time = LogTime(answer.log_time_ms);
-        if !writes.observe(answer.term, log_time, BootInstant::now()) {
+        let now = BootInstant::now();
+        if !writes.observe(answer.term, log_time, now) {
             return Err(Lost::Leader(None, format!("it leads term {}, which is over", answer.term)));
+        }
+        if let Some(rate) = duties.clock_rate.lock().heard(answer.term, log_time, now) {
+            self.metrics.leader_clock_rate.set(rate);
+            if is_off(rate) {
+                tracing::warn!(
+                    rate,
+                    "the leader's clock and this host's differ by more than 5 %: leases will be refused; run tidepool doctor on both hosts"
+                );
+            }
         }
         self.metrics.beats.inc();
         self.standing.lock().last_beat = Some(Instant::now());

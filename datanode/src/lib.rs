@@ -11,6 +11,7 @@
 //! seam) and `writes` (ONE-WRITER, fences, replays).
 
 mod beat;
+mod clock_rate;
 mod copier;
 mod datanode;
 mod describe;

@@ -40,6 +40,7 @@ pub(crate) struct Metrics {
     pub(crate) successions: IntCounterVec,
     pub(crate) beats: IntCounter,
     pub(crate) last_beat_age_seconds: Gauge,
+    pub(crate) leader_clock_rate: Gauge,
     pub(crate) data_connections_open: IntGauge,
     pub(crate) bad_frames: IntCounter,
     pub(crate) discarded_bytes: IntCounter,
@@ -59,6 +60,12 @@ impl Metrics {
         let last_beat_age_seconds =
             Gauge::with_opts(opts("last_beat_age_seconds", "time since a leader answered a heartbeat"))?;
         r.register(Box::new(last_beat_age_seconds.clone()))?;
+        let leader_clock_rate = Gauge::with_opts(opts(
+            "leader_clock_rate",
+            "how fast the leader's clock goes by this host's, over the last minute heard; 1 until that is known",
+        ))?;
+        leader_clock_rate.set(1.0);
+        r.register(Box::new(leader_clock_rate.clone()))?;
         Ok(Metrics {
             read_items: items.with_label_values(&["read"]),
             read_bytes: bytes.with_label_values(&["read"]),
@@ -115,6 +122,7 @@ impl Metrics {
                 &["reason"],
             )?,
             last_beat_age_seconds,
+            leader_clock_rate,
             data_connections_open: gauge(r, "data_connections_open", "data connections open now")?,
             bad_frames: counter(r, "bad_frames_total", "data connections closed for a malformed frame")?,
             discarded_bytes: counter(r, "discarded_bytes_total", "payload bytes received and thrown away")?,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::{ClusterId, Error, ErrorCode, History, Incarnation, LogTime, NodeId, ReplicaId, SegmentId, v1};
 use tidepool_transport::{Memory, ReadAccess, WriteAccess, WriteOutcome, WriteReply, WriteTicket};
@@ -19,7 +20,7 @@ use crate::payload::Payload;
 use crate::presence;
 use crate::registration::wire_identity;
 use crate::segment::Segment;
-use crate::succession::Lineage;
+use crate::succession::{Legacy, Lineage, Successor};
 use crate::writes::{WriteLimits, WriteTable};
 
 /// Messages of one kind that one beat carries at most.
@@ -29,7 +30,10 @@ const PER_BEAT_MAX: usize = 1_024;
 pub struct SimulatedDatanode {
     payload: Payload,
     metrics: Arc<Metrics>,
-    segments: Vec<Arc<Segment>>,
+    segments: Mutex<Vec<Arc<Segment>>>,
+    lineage: Mutex<Lineage>,
+    /// What the life before left, when its cluster goes on in another one.
+    legacy: Mutex<Option<Legacy>>,
     verdicts: Outbox<v1::Verdict>,
     copies: Outbox<v1::CopyReport>,
     presence: Outbox<v1::PresenceAnswer>,
@@ -45,7 +49,9 @@ impl SimulatedDatanode {
         Ok(SimulatedDatanode {
             payload: Payload::new(metrics.clone()),
             metrics,
-            segments: segments.map_err(|e| internal(&e))?,
+            segments: Mutex::new(segments.map_err(|e| internal(&e))?),
+            lineage: Mutex::default(),
+            legacy: Mutex::default(),
             verdicts: Outbox::default(),
             copies: Outbox::default(),
             presence: Outbox::default(),
@@ -54,17 +60,68 @@ impl SimulatedDatanode {
 
     /// What it mounts.
     pub fn mounts(&self) -> Vec<v1::MountSegment> {
-        self.segments.iter().map(|s| v1::MountSegment { name: s.name().to_owned(), bytes: s.bytes() }).collect()
+        let segments = self.segments.lock();
+        segments.iter().map(|s| v1::MountSegment { name: s.name().to_owned(), bytes: s.bytes() }).collect()
     }
 
-    /// Begins to serve what the leader registered and mounted. False: the answers do not fit together.
-    pub fn live(&self, answer: &v1::RegisterResponse, mounted: &[v1::MountedSegment]) -> bool {
+    /// Whom to register with, and as which process: the cluster that is followed and the process that was known there, or anybody
+    /// and one that `fresh` names.
+    pub fn introduces_itself(&self, fresh: [u8; 16]) -> (v1::Identity, [u8; 16]) {
+        let legacy = self.legacy.lock();
+        let followed = legacy.as_ref().map(|legacy| legacy.successor.cluster);
+        let process = legacy.as_ref().and_then(Legacy::process_uuid).unwrap_or(fresh);
+        (wire_identity(followed, History(0), NodeId(0)), process)
+    }
+
+    /// Whether a master of this identity speaks for the history that is served.
+    pub fn is_of(&self, identity: &v1::Identity) -> bool {
+        self.life().is_some_and(|life| {
+            let own = life.registration();
+            identity.cluster_uuid[..] == own.cluster.0 && identity.history == own.history.0
+        })
+    }
+
+    /// Whether a master of this identity goes on from a cluster and history that this node was in.
+    pub fn is_succeeded_by(&self, identity: &v1::Identity) -> bool {
+        Successor::of(&self.lineage.lock(), identity).is_some()
+    }
+
+    /// Ends the life that is served and keeps what is stored, for the cluster of this identity: as in production, nothing of the old
+    /// life writes any more when this returns.
+    pub async fn follow(&self, identity: &v1::Identity) {
+        let Some(successor) = Successor::of(&self.lineage.lock(), identity) else { return };
+        let (before, earlier) = (self.payload.replace(None), self.legacy.lock().take());
+        let left = match (before, earlier) {
+            (None, Some(earlier)) => earlier.goes_on_in(successor),
+            (before, _) => Legacy::of(before, successor).await,
+        };
+        *self.legacy.lock() = Some(left);
+    }
+
+    /// Keeps what is stored if the directory knows the life that stored it, or begins with nothing.
+    fn inherit(&self, now: &Registration) -> Result<(), Error> {
+        let Some(legacy) = self.legacy.lock().take() else { return Ok(()) };
+        legacy.assert_quiet();
+        if legacy.is_continued_by(now) || !legacy.has_content() {
+            return Ok(());
+        }
+        legacy.drop_content();
+        let mut segments = self.segments.lock();
+        let anew = |s: &Arc<Segment>| Segment::create(s.name(), s.bytes(), HugePages::Off).map(Arc::new);
+        let fresh: Result<Vec<_>, _> = segments.iter().map(anew).collect();
+        *segments = fresh.map_err(|error| Error::new(ErrorCode::Internal, error.to_string()))?;
+        Ok(())
+    }
+
+    /// Begins to serve what the leader registered, under this process number, and mounted. False: the answers do not fit together.
+    pub fn live(&self, process_uuid: [u8; 16], answer: &v1::RegisterResponse, mounted: &[v1::MountedSegment]) -> bool {
         let Some(identity) = &answer.identity else { return false };
         let Ok(cluster) = <[u8; 16]>::try_from(&identity.cluster_uuid[..]) else { return false };
         let Ok(secret) = <[u8; 32]>::try_from(&answer.cluster_secret[..]) else { return false };
-        if mounted.len() != self.segments.len() || mounted.iter().any(|m| m.error.is_some()) {
+        if mounted.len() != self.segments.lock().len() || mounted.iter().any(|m| m.error.is_some()) {
             return false;
         }
+        let lineage = self.lineage.lock().and_now(ClusterId(cluster), History(identity.history));
         let registration = Registration {
             cluster: ClusterId(cluster),
             history: History(identity.history),
@@ -72,14 +129,21 @@ impl SimulatedDatanode {
             incarnation: Incarnation(answer.incarnation),
             secret: tidepool_proto::capability::Secret(secret),
             heartbeat_interval: Duration::from_millis(u64::from(answer.heartbeat_interval_ms)),
-            registered_in: History(identity.history),
-            process_uuid: [0; 16],
-            lineage: Lineage::default(),
+            registered_in: History(match answer.registered_history {
+                0 => identity.history,
+                earlier => earlier,
+            }),
+            process_uuid,
+            lineage: lineage.clone(),
         };
+        *self.lineage.lock() = lineage;
+        if self.inherit(&registration).is_err() {
+            return false;
+        }
         let clock = LogClock::new(LogTime(answer.log_time_ms), BootInstant::now());
         let writes = Arc::new(WriteTable::new(WriteLimits::default(), clock));
         let segments: HashMap<_, _> =
-            mounted.iter().map(|m| SegmentId(m.segment_id)).zip(self.segments.iter().cloned()).collect();
+            mounted.iter().map(|m| SegmentId(m.segment_id)).zip(self.segments.lock().iter().cloned()).collect();
         self.payload.replace(Some(Arc::new(Life::new(registration, segments, writes))));
         true
     }
@@ -182,7 +246,7 @@ impl SimulatedDatanode {
 
     /// Flips one bit of its memory, as a bad chip would.
     pub fn flip_bit(&self, segment: usize, bit: u64) {
-        if let Some(segment) = self.segments.get(segment) {
+        if let Some(segment) = self.segments.lock().get(segment) {
             segment.flip_bit(bit % (segment.bytes() * 8));
         }
     }

@@ -242,6 +242,22 @@ fn make(
     })
 }
 
+/// What a simulated machine is restored from: the image in a snapshot that `before` agreed on.
+#[cfg(feature = "sim")]
+pub fn from_snapshot(
+    snapshot: &tidepool_raft::snapshot::SnapshotFile,
+    before: ClusterIdentity,
+    node_id: NodeId,
+    address: Address,
+) -> Result<Restored, Error> {
+    let damaged = |why: String| Error::new(ErrorCode::StorageCorrupt, why);
+    let directory = Directory::new(before.history);
+    directory.restore(&mut snapshot.reader()).map_err(|error| damaged(error.to_string()))?;
+    let at = snapshot.position().ok_or_else(|| damaged("it covers nothing".to_owned()))?;
+    histories::check(directory.ancestors().iter().len())?;
+    Ok(Restored { node_id, address, at, state: Box::new(Image(directory.freeze())), payload: begin_history(before)? })
+}
+
 /// Refuses to begin an empty cluster where snapshots of another one lie, whole or not. `data_dir` is the master's.
 pub fn check_nothing_to_lose(location: &Location, data_dir: &Path) -> Result<(), RestoreFailed> {
     if !is_vacant(data_dir)? || knows_cluster(data_dir)? {

@@ -42,6 +42,18 @@ pub enum Plant {
     ForgottenRefusal,
     /// Datanodes are told a log time that no entry bears yet (W2).
     TimeAheadOfLog,
+    /// A member of a group is evicted without the others.
+    PartOfGroup,
+    /// What is pinned for good is evicted like anything else.
+    EvictPinned,
+    /// A tenant's quota is not looked at.
+    OverQuota,
+    /// A listing leaves some objects out.
+    ListingLacks,
+    /// A listing names objects that are still being put.
+    ListingInvents,
+    /// A removal by match removes more than matches.
+    MatchTooMuch,
 }
 
 thread_local! {
@@ -74,6 +86,12 @@ impl Plant {
         Plant::SnapshotWithoutPart,
         Plant::ForgottenRefusal,
         Plant::TimeAheadOfLog,
+        Plant::PartOfGroup,
+        Plant::EvictPinned,
+        Plant::OverQuota,
+        Plant::ListingLacks,
+        Plant::ListingInvents,
+        Plant::MatchTooMuch,
     ];
 
     /// Whether this thread runs without the guard.

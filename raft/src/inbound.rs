@@ -18,7 +18,7 @@ use crate::fence::StartupFence;
 use crate::host::Host;
 use crate::identity::{ClusterIdentity, IdentityStore, check_protocol, wire_cluster, wire_store};
 use crate::lag::{Lag, LagView};
-use crate::log::StoreId;
+use crate::log::{AppendLatency, StoreId};
 use crate::machine::{MachineError, StateMachine};
 use crate::network::Call;
 use crate::options::Options;
@@ -34,6 +34,7 @@ struct Shared<C: Host<Outcome = M::Outcome>, M: StateMachine> {
     raft: Raft<C, Adapter<C, M>>,
     identity: Arc<IdentityStore>,
     fence: Arc<StartupFence<C>>,
+    append_latency: AppendLatency<C>,
     machine: Arc<Applied<M>>,
     options: Options,
     lag: Lag<C>,
@@ -77,9 +78,9 @@ fn stopped(error: impl std::fmt::Display) -> Error {
 
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
     pub(crate) fn new(
-        raft: Raft<C, Adapter<C, M>>,
-        identity: Arc<IdentityStore>,
+        (raft, identity): (Raft<C, Adapter<C, M>>, Arc<IdentityStore>),
         fence: Arc<StartupFence<C>>,
+        append_latency: AppendLatency<C>,
         machine: Arc<Applied<M>>,
         options: Options,
     ) -> Inbound<C, M> {
@@ -90,6 +91,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
                 raft,
                 identity,
                 fence,
+                append_latency,
                 machine,
                 options,
                 lag,
@@ -141,6 +143,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine> Inbound<C, M> {
             initialized: initialized.unwrap_or(true),
             caller_removed,
             feature_level: self.shared.machine.machine.levels().binary.into(),
+            append_us: Some(self.shared.append_latency.now().as_micros() as u64),
             keeps_out: !self.shared.fence.passed() || !self.shared.may_lead.load(Ordering::Acquire),
         }
     }

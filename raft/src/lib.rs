@@ -48,6 +48,7 @@ pub mod rt;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 mod skips;
+mod slow_disk;
 pub mod snapshot;
 mod status;
 mod tokio_node;

@@ -13,6 +13,7 @@ mod directory;
 mod disk;
 mod error;
 mod flusher;
+mod latency;
 mod metrics;
 mod reader;
 mod recovery;
@@ -30,6 +31,7 @@ mod wal;
 
 pub use disk::{Disk, StoreId, StoredState, Write};
 pub use error::{LogFailure, OpenLogError};
+pub(crate) use latency::AppendLatency;
 #[cfg(feature = "rocksdb")]
 pub(crate) use recovery::recover;
 pub use recovery::{OpenReport, TornTail};

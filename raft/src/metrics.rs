@@ -16,6 +16,7 @@ pub(crate) struct NodeMetrics {
     pub(crate) read_rounds: IntCounter,
     pub(crate) suspensions: IntCounter,
     pub(crate) leader_changes: IntCounter,
+    pub(crate) slow_disk_handovers: IntCounterVec,
     term: IntGauge,
     leads: IntGauge,
     last_log: IntGauge,
@@ -41,6 +42,19 @@ impl NodeMetrics {
         let gauge = |name, help| add(&registry, IntGauge::new(name, help));
         let counter = |name, help| add(&registry, IntCounter::new(name, help));
         let buckets = prometheus::exponential_buckets(0.000_1, 2.0, 16)?;
+        let slow_disk_handovers = add(
+            &registry,
+            IntCounterVec::new(
+                Opts::new(
+                    "tidepool_raft_slow_disk_handovers_total",
+                    "Handovers that this member began as a leader because its own disk was slow, by result.",
+                ),
+                &["result"],
+            ),
+        )?;
+        for result in ["handed_over", "refused"] {
+            slow_disk_handovers.with_label_values(&[result]);
+        }
         Ok(NodeMetrics {
             proposals: add(
                 &registry,
@@ -71,6 +85,7 @@ impl NodeMetrics {
                 "Times the machine was found to have been suspended.",
             )?,
             leader_changes: counter("tidepool_raft_leadership_changes_total", "Changes of role, term or leader seen.")?,
+            slow_disk_handovers,
             term: gauge("tidepool_raft_term", "Current term.")?,
             leads: gauge("tidepool_raft_is_leader", "1 while this member leads.")?,
             last_log: gauge("tidepool_raft_last_log_index", "Last entry in the log.")?,

@@ -27,6 +27,7 @@ use crate::identity::{ClusterIdentity, IdentityStore};
 use crate::inbound::Inbound;
 use crate::lag::LagView;
 use crate::leadership::{Leadership, Role, follow, member_of};
+use crate::log::AppendLatency;
 use crate::machine::{LogPosition, StateMachine};
 use crate::membership::Turns;
 use crate::metrics::NodeMetrics;
@@ -60,6 +61,7 @@ pub(crate) struct Parts<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Netwo
     pub(crate) fence: Arc<StartupFence<C>>,
     pub(crate) failure: Arc<Failure>,
     pub(crate) metrics: NodeMetrics,
+    pub(crate) append_latency: AppendLatency<C>,
     pub(crate) log_closed: Mutex<Option<tokio::sync::oneshot::Receiver<()>>>,
 }
 
@@ -104,7 +106,8 @@ impl Drop for Gate<'_> {
 impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, N> {
     pub(crate) fn assemble(parts: Parts<C, M, N>) -> Self {
         let (machine, options) = (parts.machine.clone(), parts.options.clone());
-        let inbound = Inbound::new(parts.raft.clone(), parts.identity.clone(), parts.fence.clone(), machine, options);
+        let own = (parts.raft.clone(), parts.identity.clone());
+        let inbound = Inbound::new(own, parts.fence.clone(), parts.append_latency.clone(), machine, options);
         let compactor = Arc::new(Compactor::new(parts.raft.clone(), parts.machine.clone(), &parts.options));
         let inner = Arc::new(Inner {
             inbound,
@@ -247,6 +250,12 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         }));
     }
 
+    /// A way to this node that does not keep it, and its end.
+    pub(crate) fn weak_and_stop(&self) -> (impl Fn() -> Option<Self> + Send + use<C, M, N>, watch::Receiver<bool>) {
+        let inner = Arc::downgrade(&self.inner);
+        (move || inner.upgrade().map(|inner| RaftNode { inner }), self.inner.stop.subscribe())
+    }
+
     /// Answers the other members; a network brings their bytes here.
     pub fn inbound(&self) -> Inbound<C, M> {
         self.inner.inbound.clone()
@@ -288,6 +297,7 @@ impl<C: Host<Outcome = M::Outcome>, M: StateMachine, N: Network> RaftNode<C, M, 
         written.and_then(|written| written).map_err(OpenError::storage)?;
         self.find_out_where();
         self.tend_members();
+        self.watch_own_disk();
         parts.fence.wait().await;
         parts.raft.runtime_config().elect(!self.is_doubted());
         Ok(())

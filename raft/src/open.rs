@@ -150,6 +150,7 @@ where
     check_together(&options.data_dir, &identity, &log.report, &applied.snapshots, false)?;
     applied.purged.fetch_max(purged.map_or(0, |id| id.index), Ordering::Relaxed);
     let network = network(identity.clone());
+    let append_latency = log.store.append_latency();
     let config = options.election.openraft_config().validate();
     let config = Arc::new(config.map_err(|e| OpenError(Error::new(ErrorCode::InvalidParams, e.to_string())))?);
     let peers = Peers {
@@ -176,6 +177,7 @@ where
         fence,
         failure,
         metrics,
+        append_latency,
         log_closed,
     }))
 }

@@ -205,7 +205,7 @@ impl LastOne {
         let member = types::Member { address: self.facts.address.clone(), retired };
         let alone = Membership::new(vec![[own].into()], std::collections::BTreeMap::from([(own, member)]));
         let alone = alone.map_err(|error| refuse(error.to_string()))?;
-        let cluster = fresh_identity();
+        let cluster = fresh_identity(rand::random);
         Unfinished::Recovery(self.facts.cluster).begin(&self.data_dir).map_err(OpenError::storage)?;
         // First: from here on none of the lost ones, should it come back, is let in.
         let changed = self.identity.update(|record| {

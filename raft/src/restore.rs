@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
-use tidepool_proto::{Address, ClusterId, Error, ErrorCode, History, NodeId};
+use tidepool_proto::{Address, ClusterId, Error, ErrorCode, History, NodeId, planted};
 
 use crate::codec;
 use crate::identity::{ClusterIdentity, IdentityStore};
@@ -38,11 +38,11 @@ pub struct Restored {
     pub payload: Bytes,
 }
 
-/// A cluster and history that never were.
-pub(crate) fn fresh_identity() -> ClusterIdentity {
+/// A cluster and history that never were, of numbers drawn by `draw`.
+pub(crate) fn fresh_identity(mut draw: impl FnMut() -> u128) -> ClusterIdentity {
     ClusterIdentity {
-        cluster: ClusterId(rand::random::<u128>().to_be_bytes()),
-        history: History(rand::random::<u64>().max(1)),
+        cluster: ClusterId(draw().to_be_bytes()),
+        history: History(if planted!(ConstantHistory) { 1 } else { (draw() as u64).max(1) }),
     }
 }
 
@@ -86,20 +86,25 @@ impl Restored {
                 format!("{} holds the data of a master; a restore needs an empty directory", data_dir.display()),
             )));
         }
-        self.make_in(data_dir, &mut |_| Ok(())).map_err(|error| match error {
-            Failed::Io(error) => {
-                OpenError::storage(io::Error::new(error.kind(), format!("{}: {error}", data_dir.display())))
-            }
-            Failed::Open(error) => error,
-        })
+        let cluster = fresh_identity(rand::random);
+        self.make_in(data_dir, cluster, open_rocks, &mut |_| Ok(())).map_err(|error| error.in_directory(data_dir))?;
+        Ok(cluster)
+    }
+
+    /// Makes the data of a simulated machine, which has none.
+    #[cfg(feature = "sim")]
+    pub(crate) fn make_on(self, data_dir: &Path, disk: impl Disk, cluster: ClusterIdentity) -> Result<(), OpenError> {
+        self.make_in(data_dir, cluster, |_| Ok(disk), &mut |_| Ok(())).map_err(|error| error.in_directory(data_dir))
     }
 
     /// `reached` is told after each step, and may end it there.
-    fn make_in(
+    fn make_in<D: Disk>(
         self,
         data_dir: &Path,
+        cluster: ClusterIdentity,
+        open_log: impl FnOnce(&Path) -> Result<D, OpenError>,
         reached: &mut dyn FnMut(&'static str) -> io::Result<()>,
-    ) -> Result<ClusterIdentity, Failed> {
+    ) -> Result<(), Failed> {
         fs::create_dir_all(data_dir)?;
         reached("directory")?;
         Unfinished::Restore.begin(data_dir)?;
@@ -125,10 +130,9 @@ impl Restored {
         snapshots.vouch(saved.index).map_err(io::Error::from)?;
         reached("vouched")?;
 
-        let disk = RocksDisk::open(&data_dir.join(LOG)).map_err(OpenError::from)?;
+        let disk = open_log(&data_dir.join(LOG))?;
         reached("log")?;
         let identity = IdentityStore::open(data_dir, self.node_id, disk.store_id(), true).map_err(OpenError::from)?;
-        let cluster = fresh_identity();
         identity.update(|record| {
             record.cluster = Some(cluster);
             record.took_part = true;
@@ -149,14 +153,29 @@ impl Restored {
         drop(disk);
         reached("entries")?;
         Unfinished::end(data_dir)?;
-        Ok(cluster)
+        Ok(())
     }
+}
+
+fn open_rocks(dir: &Path) -> Result<RocksDisk, OpenError> {
+    Ok(RocksDisk::open(dir)?)
 }
 
 /// What failed on the way.
 enum Failed {
     Io(io::Error),
     Open(OpenError),
+}
+
+impl Failed {
+    fn in_directory(self, dir: &Path) -> OpenError {
+        match self {
+            Failed::Io(error) => {
+                OpenError::storage(io::Error::new(error.kind(), format!("{}: {error}", dir.display())))
+            }
+            Failed::Open(error) => error,
+        }
+    }
 }
 
 impl From<io::Error> for Failed {
@@ -206,7 +225,8 @@ mod tests {
     fn a_restore_cut_after_any_step_leaves_a_vacant_directory() {
         let mut steps = Vec::new();
         let whole = tempfile::tempdir().unwrap();
-        let all = restored().make_in(whole.path(), &mut |step| {
+        let cluster = fresh_identity(rand::random);
+        let all = restored().make_in(whole.path(), cluster, open_rocks, &mut |step| {
             steps.push(step);
             Ok(())
         });
@@ -216,7 +236,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             for last in [first, steps.len() - 1 - first] {
                 let mut left = last;
-                let cut = restored().make_in(dir.path(), &mut |_| {
+                let cut = restored().make_in(dir.path(), cluster, open_rocks, &mut |_| {
                     left = left.checked_sub(1).ok_or_else(|| io::Error::other("cut"))?;
                     Ok(())
                 });

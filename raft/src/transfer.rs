@@ -98,6 +98,11 @@ fn standbys<C: Host>(metrics: &RaftMetrics<C>) -> Vec<Standby> {
         .collect()
 }
 
+/// Other voters that answer and hold nearly all of the log.
+pub(crate) fn keeping_up<C: Host>(metrics: &RaftMetrics<C>, profile: ElectionProfile) -> Vec<RawNodeId> {
+    standbys(metrics).into_iter().filter(|standby| standby.ready(profile)).map(|standby| standby.id).collect()
+}
+
 /// Standbys that could be asked: voters that answer, or the one asked for, if it does.
 fn answering<C: Host>(
     metrics: &RaftMetrics<C>,

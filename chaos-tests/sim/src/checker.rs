@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::history::{Call, Event, Value};
+use crate::history::{Call, Event, Value, object_of};
 
 /// Steps of one key's search, after which it is given up.
 pub const STEPS_MAX: u64 = 3_000_000;
@@ -32,6 +32,8 @@ pub fn step(state: State, event: Event) -> Option<State> {
         (Event::PutRefused, Some(_)) => Some(state),
         (Event::Upsert(value), _) => Some(Some((value, true))),
         (Event::Got(value), Some((is, true))) if is == value => Some(state),
+        (Event::Listed(object), Some((is, true))) if object_of(is) == object => Some(state),
+        (Event::Restored(to), _) => Some(to),
         (Event::Missed, None | Some((_, false))) => Some(state),
         (Event::Exists, Some((_, true))) => Some(state),
         (Event::Removed, Some(_)) => Some(None),
@@ -127,7 +129,11 @@ pub fn minimal(calls: &[Call]) -> Vec<Call> {
     let mut i = 0;
     while i < kept.len() {
         let mut fewer = kept.clone();
-        fewer.remove(i);
+        // Without the restore what it took away is another mistake.
+        if matches!(fewer.remove(i).event, Event::Restored(_)) {
+            i += 1;
+            continue;
+        }
         // Without its put a value was never there: that is another mistake than the one that is shown.
         let is_needed = |call: &Call| match call.event {
             Event::Got(v) | Event::Dropped(v) | Event::Hidden(v) | Event::Shown(v) => {

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidepool_datanode::sim::SimulatedDatanode;
 use tidepool_proto::v1::node_service_client::NodeServiceClient;
-use tidepool_proto::{Error, ErrorCode, PROTOCOL_VERSION, v1};
+use tidepool_proto::{Error, ErrorCode, v1};
 use tidepool_raft::rt;
 use tidepool_raft::sim::surroundings::{SimMachine, spawn_on};
 use tidepool_transport::{ReadAccess, WriteAccess};
@@ -21,6 +21,8 @@ use crate::net::{Channel, Net, Port};
 const ANSWER: Duration = Duration::from_millis(400);
 /// Silence after which another leader is looked for.
 const SILENCE: Duration = Duration::from_millis(900);
+/// How long nobody of the known cluster must have said anything before one that goes on from it is followed.
+const FOLLOW_AFTER: Duration = Duration::from_secs(3);
 /// Pause between two masters that are asked.
 const PAUSE: Duration = Duration::from_millis(25);
 /// Beats that wait to be sent.
@@ -31,6 +33,16 @@ const CHUNK: u64 = 4_096;
 /// Where a datanode listens.
 pub fn address(id: u64) -> String {
     format!("127.0.0.1:{}", 20_000 + id)
+}
+
+/// Why a conversation with a master ended.
+enum Ended {
+    /// It does not lead, or is not heard: another one is asked.
+    Leader,
+    /// The master leads another cluster, or another history.
+    Stranger(v1::Identity),
+    /// This life is over.
+    Life,
 }
 
 /// One process of a datanode.
@@ -82,32 +94,35 @@ impl Process {
         loop {
             life += 1;
             self.register(life).await;
-            self.beat().await;
-            // Forgotten or fenced: a new life, and nothing of the old one.
-            self.node.end();
+            match self.beat().await {
+                // Forgotten or fenced: a new life, and nothing of the old one.
+                None => self.node.end(),
+                Some(successor) => self.node.follow(&successor).await,
+            }
         }
     }
 
     async fn register(&self, life: u64) {
         let mut process_uuid = rt::random().to_le_bytes();
         process_uuid[0] = life as u8;
+        let (identity, process_uuid) = self.node.introduces_itself(process_uuid);
         for turn in 0usize.. {
             let master = &self.masters[turn % self.masters.len()];
             let request = v1::RegisterRequest {
-                identity: Some(v1::Identity { protocol_version: PROTOCOL_VERSION, ..Default::default() }),
+                identity: Some(identity.clone()),
                 node_uuid: self.uuid.to_vec().into(),
                 address: address(self.machine.id),
                 host_id: format!("host-{}", self.machine.id),
                 process_uuid: process_uuid.to_vec().into(),
             };
-            if self.try_register(master, request).await.is_some() {
+            if self.try_register(master, process_uuid, request).await.is_some() {
                 return;
             }
             rt::sleep(PAUSE).await;
         }
     }
 
-    async fn try_register(&self, master: &str, request: v1::RegisterRequest) -> Option<()> {
+    async fn try_register(&self, master: &str, process: [u8; 16], request: v1::RegisterRequest) -> Option<()> {
         let mut client = self.client(master);
         let answer = rt::timeout(ANSWER, client.register(request)).await.ok()?.ok()?.into_inner();
         if answer.error.is_some() {
@@ -120,34 +135,41 @@ impl Process {
             identity: answer.identity.clone(),
         };
         let mounted = rt::timeout(ANSWER, client.mount(mount)).await.ok()?.ok()?.into_inner();
-        (mounted.error.is_none() && self.node.live(&answer, &mounted.segments)).then_some(())
+        (mounted.error.is_none() && self.node.live(process, &answer, &mounted.segments)).then_some(())
     }
 
-    /// Beats to whoever leads until this life is over.
-    async fn beat(&self) {
+    /// Beats to whoever leads until this life is over; answers the cluster that is to be followed, if its own is over.
+    async fn beat(&self) -> Option<v1::Identity> {
         let mut sequence = 0;
+        let mut own_heard = rt::now();
         for turn in 0usize.. {
             let master = self.masters[turn % self.masters.len()].clone();
             self.node.lost_leader();
             *self.following.lock() = None;
-            if self.converse(&master, &mut sequence).await {
-                return;
+            match self.converse(&master, &mut sequence, &mut own_heard).await {
+                Ended::Life => return None,
+                Ended::Leader => {}
+                Ended::Stranger(identity) => {
+                    if self.node.is_succeeded_by(&identity) && rt::since(own_heard) >= FOLLOW_AFTER {
+                        return Some(identity);
+                    }
+                }
             }
             rt::sleep(PAUSE).await;
         }
+        None
     }
 
-    /// True: this life is over.
-    async fn converse(&self, master: &str, sequence: &mut u64) -> bool {
+    async fn converse(&self, master: &str, sequence: &mut u64, own_heard: &mut Instant) -> Ended {
         let (beats, unsent) = mpsc::channel(BEATS);
         *sequence += 1;
-        let Some(first) = self.node.beat(*sequence) else { return true };
+        let Some(first) = self.node.beat(*sequence) else { return Ended::Life };
         if beats.try_send(first).is_err() {
-            return false;
+            return Ended::Leader;
         }
         let mut client = self.client(master);
         let opening = client.heartbeat(ReceiverStream::new(unsent));
-        let Ok(Ok(answers)) = rt::timeout(ANSWER, opening).await else { return false };
+        let Ok(Ok(answers)) = rt::timeout(ANSWER, opening).await else { return Ended::Leader };
         let mut answers = answers.into_inner();
         let mut ticks = rt::ticks(Duration::from_millis(80));
         let mut heard = rt::now();
@@ -155,28 +177,34 @@ impl Process {
             tokio::select! {
                 biased;
                 answer = answers.message() => {
-                    let Ok(Some(answer)) = answer else { return false };
+                    let Ok(Some(answer)) = answer else { return Ended::Leader };
                     heard = rt::now();
+                    if let Some(identity) = answer.identity.as_ref().filter(|identity| !self.node.is_of(identity)) {
+                        let is_stranger = answer.error.as_ref().is_some_and(|e| e.code == ErrorCode::WrongCluster as u32);
+                        return if is_stranger { Ended::Stranger(identity.clone()) } else { Ended::Leader };
+                    }
+                    *own_heard = heard;
                     if let Some(error) = answer.error.clone().map(Error::from) {
-                        return matches!(error.code(), ErrorCode::Fenced | ErrorCode::NodeUnknown);
+                        let is_over = matches!(error.code(), ErrorCode::Fenced | ErrorCode::NodeUnknown);
+                        return if is_over { Ended::Life } else { Ended::Leader };
                     }
                     let term = answer.term;
-                    let Some(orders) = self.node.obey(answer) else { return false };
+                    let Some(orders) = self.node.obey(answer) else { return Ended::Leader };
                     *self.following.lock() = Some(term);
                     orders.into_iter().for_each(|order| self.copy(order));
                 }
                 () = ticks.tick() => {
                     if rt::since(heard) > SILENCE {
-                        return false;
+                        return Ended::Leader;
                     }
                     *sequence += 1;
                     match self.node.beat(*sequence) {
-                        None => return true,
+                        None => return Ended::Life,
                         Some(beat) => match beats.try_send(beat) {
                             Ok(()) => {}
                             // What it carried is said again.
                             Err(mpsc::error::TrySendError::Full(_)) => self.node.lost_leader(),
-                            Err(mpsc::error::TrySendError::Closed(_)) => return false,
+                            Err(mpsc::error::TrySendError::Closed(_)) => return Ended::Leader,
                         },
                     }
                 }

@@ -7,8 +7,17 @@ use tidepool_raft::sim::surroundings;
 
 use crate::trace::Trace;
 
-/// A value: the object that a put made. Ids are never reused, so it names the put.
+/// A value: the object that a put made, and the number of the history in the order of histories. Ids are used once in a history, so it
+/// names the put.
 pub type Value = u64;
+
+/// Bits of a value that are the object's id.
+const OBJECT_BITS: u32 = 56;
+
+/// The object's id in a value.
+pub fn object_of(value: Value) -> u64 {
+    value & ((1 << OBJECT_BITS) - 1)
+}
 
 /// What a call asked, or what the surroundings did, with how it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +30,8 @@ pub enum Event {
     Upsert(Value),
     /// A get returned this object's bytes.
     Got(Value),
+    /// A listing named an object of this id; it does not say of which history.
+    Listed(u64),
     /// A get or an exist found nothing.
     Missed,
     /// An exist found an object.
@@ -35,12 +46,14 @@ pub enum Event {
     Hidden(Value),
     /// The log says that it can be read again.
     Shown(Value),
+    /// All masters were lost and one began from an image: the key is as it was in the image, whatever happened since (a stated loss).
+    Restored(Option<(Value, bool)>),
 }
 
 impl Event {
     /// Whether it changes nothing: one that nobody knows the end of says nothing then.
     pub fn only_looks(self) -> bool {
-        matches!(self, Event::PutRefused | Event::Got(_) | Event::Missed | Event::Exists | Event::NothingToRemove)
+        matches!(self, Event::PutRefused | Event::Got(_) | Event::Listed(_) | Event::Missed | Event::Exists | Event::NothingToRemove)
     }
 }
 
@@ -80,6 +93,8 @@ struct Inner {
     calls: Vec<Call>,
     wrong: Vec<Wrong>,
     definite: u64,
+    /// Histories of the cluster, oldest first.
+    histories: Vec<u64>,
 }
 
 /// True time in nanoseconds.
@@ -93,6 +108,25 @@ impl History {
         History { inner: Arc::default(), trace }
     }
 
+    /// A cluster begins, or goes on in another history, whose number must be a new one (I1).
+    pub fn begins(&self, history: u64) {
+        let is_new = {
+            let mut inner = self.inner.lock();
+            let is_new = !inner.histories.contains(&history);
+            inner.histories.push(history);
+            is_new
+        };
+        if !is_new {
+            self.wrong(format!("a restore begins history {history:x}, in which the cluster was before (I1)"));
+        }
+    }
+
+    /// The value that a put of an object in a history made.
+    pub fn value(&self, history: u64, object: u64) -> Value {
+        let place = self.inner.lock().histories.iter().position(|known| *known == history).unwrap_or(0);
+        object | (place as u64) << OBJECT_BITS
+    }
+
     /// A call, ended now or of unknown end.
     pub fn log(&self, client: u64, key: u64, invoked: u64, is_known: bool, event: Event) {
         if !is_known && event.only_looks() {
@@ -103,6 +137,12 @@ impl History {
         let mut inner = self.inner.lock();
         inner.definite += u64::from(is_known);
         inner.calls.push(Call { client, key, invoked, returned, event });
+    }
+
+    /// What a call saw of a key beside others: counted once, by whoever asked.
+    pub fn log_beside(&self, client: u64, key: u64, invoked: u64, event: Event) {
+        self.trace.say(&format!("call {client} key {key} listed {event:?}"));
+        self.inner.lock().calls.push(Call { client, key, invoked, returned: Some(now()), event });
     }
 
     /// What the log did, between two instants.

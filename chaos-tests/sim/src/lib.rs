@@ -13,6 +13,7 @@ pub mod checker;
 pub mod client;
 pub mod datanode;
 pub mod history;
+pub mod keys;
 pub mod nemesis;
 pub mod net;
 pub mod observe;

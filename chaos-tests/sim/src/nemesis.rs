@@ -1,27 +1,43 @@
 //! What goes wrong: faults drawn from the seed, one after the other, and their end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
 use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
+use tidepool_proto::NodeId;
 use tidepool_raft::sim::SplitMix;
 use tidepool_raft::sim::surroundings::SimMachine;
+use tidepool_raft::{Member, MemberChange};
 
 use crate::datanode::{Process, address};
 use crate::net::Net;
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
-use crate::quorum::{MASTERS, Quorum};
+use crate::quorum::{Image, MASTERS, Quorum, SPARES};
 
-/// How long one handover or compaction may take.
+/// How long one handover, compaction or change of members may take.
 const ACT: Duration = Duration::from_secs(3);
+/// How often a change of members is repeated when everything works again.
+const CHANGES_MAX: usize = 20;
+
+/// How often all masters may be lost in one run.
+const RESTORES_MAX: u64 = 2;
+/// How often an image is published before a fault, in a hundred.
+const PUBLISHED: u64 = 50;
 
 /// Datanodes have ids from here.
 pub const DATANODES_FROM: u64 = 101;
 /// Clients have ids from here.
 pub const CLIENTS_FROM: u64 = 201;
+
+/// A change of members: somebody comes, and perhaps somebody goes for it.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    new: u64,
+    old: Option<u64>,
+}
 
 /// Breaks things and mends them.
 pub struct Nemesis {
@@ -34,6 +50,13 @@ pub struct Nemesis {
     random: SplitMix,
     skew: BTreeMap<u64, i64>,
     observer: Observer,
+    /// Changes of members that nobody knows to be done, the first of which is under way.
+    changes: VecDeque<Change>,
+    /// What a restore would begin from.
+    image: Option<Image>,
+    restores: u64,
+    /// Spare machines that were used.
+    spares_used: u64,
     /// Faults that were carried out, by name.
     pub struck: BTreeMap<String, u64>,
 }
@@ -49,7 +72,22 @@ impl Nemesis {
         observer: Observer,
     ) -> Nemesis {
         let random = SplitMix::new(params.seed ^ 0x6661_756c);
-        Nemesis { quorum, datanodes, net, params: params.clone(), random, skew, observer, struck: BTreeMap::new() }
+        let (changes, image, restores, spares_used, struck) = (VecDeque::new(), None, 0, 0, BTreeMap::new());
+        let params = params.clone();
+        Nemesis {
+            quorum,
+            datanodes,
+            net,
+            params,
+            random,
+            skew,
+            observer,
+            changes,
+            image,
+            restores,
+            spares_used,
+            struck,
+        }
     }
 
     /// Breaks things until the time is over.
@@ -60,6 +98,9 @@ impl Nemesis {
             SimRuntime::sleep(Duration::from_millis(pause)).await;
             if self.params.faults.is_empty() {
                 continue;
+            }
+            if self.params.faults.contains(&Fault::RestoreMasters) && self.random.chance(PUBLISHED) {
+                self.image = self.quorum.image().or(self.image.take());
             }
             let fault = self.params.faults[self.random.below(self.params.faults.len() as u64) as usize];
             self.net.trace.say(&format!("fault {fault:?}"));
@@ -73,8 +114,13 @@ impl Nemesis {
     fn a_master(&mut self) -> u64 {
         match self.quorum.leader() {
             Some(leader) if self.random.chance(60) => leader.machine.id,
-            _ => self.random.range(1, MASTERS),
+            _ => self.any_master(),
         }
+    }
+
+    fn any_master(&mut self) -> u64 {
+        let enrolled = self.quorum.enrolled();
+        enrolled[self.random.below(enrolled.len() as u64) as usize]
     }
 
     fn a_datanode(&mut self) -> u64 {
@@ -97,14 +143,15 @@ impl Nemesis {
                 }
             }
             Fault::CutMasters => {
-                let other = self.random.range(1, MASTERS);
+                let other = self.any_master();
                 match self.random.chance(50) {
                     true => self.net.part(master, other),
                     false => self.net.cut(master, other),
                 }
             }
             Fault::IsolateMaster => {
-                (1..=MASTERS).filter(|other| *other != master).for_each(|other| self.net.part(master, other));
+                let others = self.quorum.enrolled().into_iter().filter(|other| *other != master);
+                others.for_each(|other| self.net.part(master, other));
             }
             Fault::HandOver => {
                 if let Some(leader) = self.quorum.leader() {
@@ -139,7 +186,7 @@ impl Nemesis {
                 self.resume_later(machine);
             }
             Fault::CutDatanode => match self.random.chance(50) {
-                true => (1..=MASTERS).for_each(|master| self.net.part(datanode, master)),
+                true => self.quorum.enrolled().into_iter().for_each(|master| self.net.part(datanode, master)),
                 false => {
                     let client = CLIENTS_FROM + self.random.below(self.params.clients);
                     self.net.part(datanode, client);
@@ -158,8 +205,72 @@ impl Nemesis {
                     disk.set_sync_delay(Duration::from_micros(self.random.range(50, 60_000)));
                 }
             }
+            Fault::ReplaceMaster => self.replace_master().await?,
+            Fault::RestoreMasters => self.restore_masters().await?,
         }
         Ok(())
+    }
+
+    /// All masters are lost, and a new cluster begins with what was published last.
+    async fn restore_masters(&mut self) -> Result<(), String> {
+        let Some(image) = self.image.take().filter(|_| self.restores < RESTORES_MAX) else { return Ok(()) };
+        self.restores += 1;
+        self.net.trace.say("all masters are lost; one begins from an image");
+        self.changes.clear();
+        self.quorum.restore(&image, &self.observer)?;
+        let enrolled = self.quorum.enrolled();
+        for id in &enrolled {
+            self.quorum.start(*id).await?;
+        }
+        self.changes.extend((1..=MASTERS).filter(|id| !enrolled.contains(id)).map(|id| Change { new: id, old: None }));
+        self.change_members().await
+    }
+
+    /// An empty machine is started, taken in by the leader, and a standby removed; what is half done is completed later.
+    async fn replace_master(&mut self) -> Result<(), String> {
+        if !self.changes.is_empty() {
+            return self.change_members().await;
+        }
+        let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < SPARES) else { return Ok(()) };
+        let standbys = self.quorum.enrolled().into_iter().filter(|id| *id != leader.machine.id);
+        let standbys: Vec<u64> = standbys.collect();
+        let old = standbys[self.random.below(standbys.len() as u64) as usize];
+        self.spares_used += 1;
+        self.changes.push_back(Change { new: MASTERS + self.spares_used, old: Some(old) });
+        self.change_members().await
+    }
+
+    /// One attempt to complete the change that is under way.
+    async fn change_members(&mut self) -> Result<(), String> {
+        let Some(&Change { new, old }) = self.changes.front() else { return Ok(()) };
+        self.quorum.enrol(new).await?;
+        let Some(leader) = self.quorum.leader() else { return Ok(()) };
+        let add = Some(Member { node_id: NodeId(new), address: crate::quorum::address(new) });
+        let change = MemberChange { add, remove: old.map(NodeId) };
+        let changing = leader.node.change_members(change, ACT);
+        if let Ok(report) = SimRuntime::timeout(ACT * 2, changing).await {
+            self.net.trace.say(&format!("master {new} for {old:?}: {:?}", report.result));
+            if report.result.is_ok() {
+                self.changes.pop_front();
+                if let Some(old) = old {
+                    self.quorum.dismiss(old);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes the changes that are under way.
+    pub async fn complete_changes(&mut self) -> Result<(), String> {
+        for _ in 0..CHANGES_MAX {
+            if self.changes.is_empty() {
+                return Ok(());
+            }
+            self.supervise().await?;
+            self.change_members().await?;
+            SimRuntime::sleep(Duration::from_millis(500)).await;
+        }
+        Err(format!("LIVENESS: changes of members do not come to their end: {:?}", self.changes))
     }
 
     fn resume_later(&mut self, machine: std::sync::Arc<SimMachine>) {
@@ -178,6 +289,14 @@ impl Nemesis {
         self.observer.datanode(&address(id), true);
     }
 
+    /// Starts a master if it does not run. One that was removed meanwhile may refuse to.
+    async fn start_master(&self, id: u64) -> Result<(), String> {
+        match self.quorum.start(id).await {
+            Err(_) if self.changes.front().is_some_and(|change| change.old == Some(id)) => Ok(()),
+            result => result,
+        }
+    }
+
     /// Starts a datanode anew if it died: empty.
     fn start_datanode(&mut self, id: u64) -> Result<(), String> {
         if self.datanodes.get(&id).is_some_and(|process| !process.machine.is_dead()) {
@@ -191,13 +310,13 @@ impl Nemesis {
 
     /// Sometimes something comes back.
     async fn mend_some(&mut self) -> Result<(), String> {
-        for id in 1..=MASTERS {
+        for id in self.quorum.enrolled() {
             let stopped = self.quorum.get(id).is_some_and(|running| running.node.status().fatal.is_some());
             if stopped {
                 self.quorum.kill(id, usize::MAX, false);
             }
             if self.quorum.get(id).is_none() && self.random.chance(60) {
-                self.quorum.start(id).await?;
+                self.start_master(id).await?;
             }
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
@@ -216,7 +335,7 @@ impl Nemesis {
         self.net.trace.say("heal");
         self.net.heal();
         self.net.calm();
-        for id in 1..=MASTERS {
+        for id in self.quorum.enrolled() {
             if let Some(running) = self.quorum.get(id) {
                 running.machine.pause(false);
                 if running.node.status().fatal.is_some() {
@@ -227,7 +346,7 @@ impl Nemesis {
                 disk.set_sync_delay(Duration::from_micros(200));
                 disk.heal();
             }
-            self.quorum.start(id).await?;
+            self.start_master(id).await?;
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
             self.datanodes[&id].machine.pause(false);
@@ -238,21 +357,27 @@ impl Nemesis {
 
     /// Masters that stopped by themselves are started again, as their supervisor would.
     pub async fn supervise(&mut self) -> Result<(), String> {
-        for id in 1..=MASTERS {
+        for id in self.quorum.enrolled() {
             let fatal = self.quorum.get(id).and_then(|running| running.node.status().fatal);
             if let Some(why) = fatal {
                 self.net.trace.say(&format!("master {id} is started again: {why}"));
                 self.quorum.kill(id, usize::MAX, false);
-                self.quorum.start(id).await?;
+                self.start_master(id).await?;
             }
         }
         Ok(())
     }
 }
 
+/// Where masters may be found.
+pub fn masters(params: &Params) -> Vec<String> {
+    let spares = if params.faults.contains(&Fault::ReplaceMaster) { SPARES } else { 0 };
+    (1..=MASTERS + spares).map(|id| crate::quorum::address(id).to_string()).collect()
+}
+
 /// A datanode on a machine of its own.
 pub fn start_datanode(id: u64, net: &Net, params: &Params, skew: &BTreeMap<u64, i64>) -> Result<Process, String> {
     let machine = SimMachine::new(id, skew.get(&id).copied().unwrap_or(0), Duration::from_secs(id));
-    let masters = (1..=MASTERS).map(|id| crate::quorum::address(id).to_string()).collect();
+    let masters = masters(params);
     Process::start(machine, net.clone(), masters, params.segment_bytes).map_err(|error| error.to_string())
 }

@@ -61,6 +61,8 @@ struct State {
     cut: BTreeSet<(u64, u64)>,
     random: SplitMix,
     late: (u64, u64),
+    /// How often all masters were replaced by ones that know nothing of connections to those before.
+    epoch: u64,
 }
 
 impl Net {
@@ -72,6 +74,7 @@ impl Net {
             cut: BTreeSet::new(),
             random: SplitMix::new(seed ^ 0x6e65_7400),
             late,
+            epoch: 0,
         };
         Net { state: Arc::new(Mutex::new(state)), trace, masters }
     }
@@ -98,6 +101,16 @@ impl Net {
     pub fn part(&self, a: u64, b: u64) {
         self.cut(a, b);
         self.cut(b, a);
+    }
+
+    /// All connections to masters are gone for good: what is under way on one reaches nobody.
+    pub fn begin_anew(&self) {
+        self.state.lock().epoch += 1;
+    }
+
+    /// Which time all masters began with nothing.
+    pub fn epoch(&self) -> u64 {
+        self.state.lock().epoch
     }
 
     /// Mends every wire.
@@ -163,7 +176,11 @@ impl Net {
         Box::pin(async move {
             let refused = || Status::unavailable(format!("{address}: connection refused"));
             let to = net.owner(&address).ok_or_else(refused)?;
+            let epoch = net.epoch();
             net.travel(from, to).await;
+            if net.epoch() != epoch {
+                return Err(Status::unavailable(format!("{address}: connection reset")));
+            }
             let port = net.port(&address).ok_or_else(refused)?;
             let Port::Master(machine, mut faces) = port else { return Err(refused()) };
             let (done, answer) = oneshot::channel();

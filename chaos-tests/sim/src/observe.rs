@@ -1,15 +1,16 @@
 //! What the masters apply, as they apply it: the state of every key after every entry, in log order. It gives the
 //! judge the events that no client caused, and compares the digests of all masters entry by entry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_master::directory::{Contact, Directory, ObjectState, Op, TenantId};
+use tidepool_proto::ObjectId;
+use tidepool_master::directory::{Contact, Directory, ObjectState, ObjectView, Op, TenantId};
 
-use crate::client::key_name;
-use crate::history::{Event, History, now};
+use crate::history::{Event, History, now, object_of};
+use crate::keys::{Keys, SMALL, group, key_name, tenant};
 use crate::params::{Fault, Params};
 use crate::trace::Trace;
 
@@ -23,6 +24,7 @@ pub struct Observer {
     history: History,
     trace: Trace,
     keys: u64,
+    special: Keys,
     /// Whether bytes may go bad by themselves.
     bits_flip: bool,
     /// How late a message may be.
@@ -45,6 +47,14 @@ struct Inner {
     /// The last index whose state is in `states`, and when it was first applied.
     last: Option<(u64, u64)>,
     states: BTreeMap<u64, State>,
+    /// As they were before the last entry.
+    before: BTreeMap<u64, State>,
+    /// Objects that are pinned for good.
+    pinned: BTreeSet<u64>,
+    /// What was known after each entry: keys, and what is pinned for good.
+    known: BTreeMap<u64, (BTreeMap<u64, State>, BTreeSet<u64>)>,
+    /// Number of the present history.
+    history: u64,
 }
 
 impl Observer {
@@ -55,9 +65,35 @@ impl Observer {
             history,
             trace,
             keys: params.keys,
+            special: params.special,
             bits_flip: params.faults.contains(&Fault::FlipBit),
             late: Duration::from_millis(params.late.1 + 100),
         }
+    }
+
+    /// A cluster began, or goes on: in this history.
+    pub fn begins(&self, history: u64) {
+        self.inner.lock().history = history;
+        self.history.begins(history);
+    }
+
+    /// All masters are gone, and one is about to begin from an image of this index, in another history.
+    pub fn restored(&self, index: u64, history: u64) {
+        let at = now();
+        {
+            let mut inner = self.inner.lock();
+            let (_, (states, pinned)) =
+                inner.known.range(..=index).next_back().map_or_else(Default::default, |(i, k)| (*i, k.clone()));
+            for key in 0..self.keys {
+                let state = states.get(&key).copied().flatten();
+                self.history.log_event(key, (at, at), Event::Restored(state));
+            }
+            inner.digests.retain(|known, _| *known <= index);
+            inner.known.retain(|known, _| *known <= index);
+            (inner.before, inner.states, inner.pinned) = (states.clone(), states, pinned);
+            (inner.last, inner.term) = (Some((index, at)), (0, at));
+        }
+        self.begins(history);
     }
 
     /// A datanode's process died, or another one took its place.
@@ -70,6 +106,8 @@ impl Observer {
     fn check_ops(&self, inner: &Inner, directory: &Directory, ops: &[Op<'_>]) {
         for op in ops {
             match op {
+                // Of an earlier history: the datanode was asked whether it has it (I2).
+                Op::DropReplica { object, .. } if directory.ancestors().history_of(object.op()).is_some() => {}
                 Op::DropReplica { object, replica } if !self.bits_flip => self.history.wrong(format!(
                     "replica {replica} of object {object} is dropped as corrupt, and no bit went bad (R3)"
                 )),
@@ -115,14 +153,92 @@ impl Observer {
             inner.term = (term, at);
         }
         self.check_ops(&inner, directory, ops);
+        let mut dropped = BTreeSet::new();
+        inner.before = inner.states.clone();
         for key in 0..self.keys {
-            let state = state_of(directory, key);
+            let state = self.state_of(directory, key, inner.history);
             let was = inner.states.insert(key, state).unwrap_or_default();
             for event in events(key, was, state, ops) {
                 self.history.log_event(key, (since, at), event);
+                if let Event::Dropped(object) = event {
+                    dropped.insert((key, object));
+                }
             }
         }
+        self.check_evictions(&inner, &dropped, ops);
+        self.check_quota(directory);
+        let pinned = (0..self.keys)
+            .filter_map(|key| self.view(directory, key, |object| object.hard_pinned.then_some(object.object.0))?);
+        inner.pinned = pinned.collect();
         inner.last = Some((index, at));
+        let known = (inner.states.clone(), inner.pinned.clone());
+        inner.known.insert(index, known);
+    }
+
+    /// What is evicted was not pinned for good, and of its group nothing is left. `dropped`: keys whose objects went in this entry without
+    /// a call.
+    fn check_evictions(&self, inner: &Inner, dropped: &BTreeSet<(u64, u64)>, ops: &[Op<'_>]) {
+        // Where copies went with their datanode, it was no eviction.
+        let loses_copies = |op: &Op<'_>| {
+            matches!(
+                op,
+                Op::RegisterNode { .. } | Op::DropNode { .. } | Op::UnmountSegment { .. } | Op::DropReplica { .. }
+            )
+        };
+        if ops.iter().any(loses_copies) {
+            return;
+        }
+        let is_victim = |object: u64| {
+            ops.iter().any(|op| match op {
+                Op::PutStart(put) => put.victims.iter().any(|victim| victim.0 == object),
+                Op::Retire { objects, .. } => objects.iter().any(|victim| victim.0 == object),
+                _ => false,
+            })
+        };
+        for (key, object) in dropped.iter().map(|(key, value)| (*key, object_of(*value))).filter(|(_, o)| is_victim(*o)) {
+            if inner.pinned.contains(&object) {
+                self.history.wrong(format!("key {key}: object {object} was evicted, and is pinned for good"));
+            }
+            let own = group(self.special, key);
+            let left = (0..self.keys).filter(|other| !own.is_empty() && group(self.special, *other) == own);
+            for other in
+                left.filter(|other| inner.before.get(other).is_some_and(|was| inner.states.get(other) == Some(was)))
+            {
+                if inner.states.get(&other).copied().flatten().is_some() {
+                    self.history.wrong(format!("key {key} was evicted, and key {other} of its group was not"));
+                }
+            }
+        }
+    }
+
+    /// No tenant holds more than it may.
+    fn check_quota(&self, directory: &Directory) {
+        let held = (0..self.keys).filter(|key| tenant(self.special, *key) == SMALL);
+        let held = held.filter(|key| self.view(directory, *key, |_| ()).is_some()).count() as u64;
+        if held > self.special.quota_objects {
+            let may = self.special.quota_objects;
+            self.history.wrong(format!("tenant '{SMALL}' holds {held} objects and may hold {may}"));
+        }
+    }
+
+    /// A key's record, whatever its state.
+    fn view<R>(&self, directory: &Directory, key: u64, look: impl FnOnce(&ObjectView<'_>) -> R) -> Option<R> {
+        let tenant = match tenant(self.special, key) {
+            "" => TenantId::DEFAULT,
+            name => directory.tenant(name)?,
+        };
+        directory.with_object(tenant, &key_name(key), |object| object.map(look))
+    }
+
+    fn state_of(&self, directory: &Directory, key: u64, present: u64) -> State {
+        let ancestors = directory.ancestors();
+        let value = |object: ObjectId| {
+            let history = ancestors.history_of(object.op()).map_or(present, |history| history.0);
+            self.history.value(history, object.0)
+        };
+        self.view(directory, key, |object| {
+            (object.state == ObjectState::Complete).then(|| (value(object.object), object.is_readable()))
+        })?
     }
 
     /// What is known of a key.
@@ -131,23 +247,17 @@ impl Observer {
     }
 }
 
-fn state_of(directory: &Directory, key: u64) -> State {
-    directory.with_object(TenantId::DEFAULT, &key_name(key), |object| {
-        let object = object.filter(|object| object.state == ObjectState::Complete)?;
-        Some((object.object.0, object.is_readable()))
-    })
-}
-
 /// What no client caused: everything but the ends of puts and the removals of this very entry.
 fn events(key: u64, was: State, is: State, ops: &[Op<'_>]) -> Vec<Event> {
-    let removed = |object: u64| {
+    let removed = |value: u64| {
+        let object = object_of(value);
         ops.iter().any(|op| match op {
             Op::Remove(remove) => remove.key == key_name(key).as_slice(),
             Op::RemoveObjects { objects, .. } => objects.iter().any(|o| o.0 == object),
             _ => false,
         })
     };
-    let ended = |object: u64| ops.iter().any(|op| matches!(op, Op::PutEnd(end) if end.object.0 == object));
+    let ended = |value: u64| ops.iter().any(|op| matches!(op, Op::PutEnd(end) if end.object.0 == object_of(value)));
     let mut events = Vec::new();
     match (was, is) {
         (Some((a, visible)), Some((b, now_visible))) if a == b => match (visible, now_visible) {

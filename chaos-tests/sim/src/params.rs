@@ -5,6 +5,8 @@ use std::time::Duration;
 use tidepool_raft::ElectionProfile;
 use tidepool_raft::sim::SplitMix;
 
+use crate::keys::Keys;
+
 /// Fewer kinds than this, and one of them is all that happens.
 const KINDS_MIN: usize = 4;
 
@@ -49,6 +51,10 @@ pub struct Params {
     pub datanode_returns: u64,
     /// Copies that a put asks for, at most.
     pub replicas_max: u32,
+    /// What is special about which key.
+    pub special: Keys,
+    /// Removals whose first attempt is overtaken by its repetition, in a thousand.
+    pub overtaken: u64,
 }
 
 /// A kind of fault.
@@ -82,6 +88,10 @@ pub enum Fault {
     CutClient,
     /// A disk becomes slow.
     SlowDisk,
+    /// An empty machine takes the place of a standby.
+    ReplaceMaster,
+    /// All masters are lost for good; one begins from the last published image in a new history, and others join it.
+    RestoreMasters,
 }
 
 impl Fault {
@@ -101,6 +111,8 @@ impl Fault {
         Fault::FlipBit,
         Fault::CutClient,
         Fault::SlowDisk,
+        Fault::ReplaceMaster,
+        Fault::RestoreMasters,
     ];
 }
 
@@ -134,11 +146,18 @@ impl Params {
             datanode_returns: 50,
             replicas_max: random.range(1, 2) as u32,
             readers: random.range(0, 2),
+            special: Keys {
+                groups: random.chance(40),
+                pins: random.chance(40),
+                quota_objects: if random.chance(40) { random.range(1, 2) } else { 0 },
+                refuse: random.chance(50),
+            },
+            overtaken: random.range(0, 60),
         }
     }
 
     /// The same, and nothing goes wrong.
     pub fn calm(seed: u64) -> Params {
-        Params { faults: Vec::new(), late: (0, 1), stalls: 0, skew_ppm: 0, ..Params::of(seed) }
+        Params { faults: Vec::new(), late: (0, 1), stalls: 0, overtaken: 0, skew_ppm: 0, ..Params::of(seed) }
     }
 }

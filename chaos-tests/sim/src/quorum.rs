@@ -8,14 +8,17 @@ use std::time::Duration;
 use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use parking_lot::Mutex;
+use tidepool_master::restore::from_snapshot;
 use tidepool_master::sim::{self, Machine};
 use tidepool_master::{FailoverReclaim, Master, MasterOptions};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::sim::surroundings::{On, SimMachine, spawn_on};
 use tidepool_raft::sim::{SimCluster, SimNode};
-use tidepool_raft::{Member, Role};
+use tidepool_raft::snapshot::SnapshotFile;
+use tidepool_raft::{ClusterIdentity, Member, Role};
 
 use crate::net::{Net, Port};
+use crate::observe::Observer;
 use crate::params::Params;
 
 /// How long a machine takes to start.
@@ -23,6 +26,8 @@ const BOOT: Duration = Duration::from_millis(300);
 
 /// Masters of a quorum.
 pub const MASTERS: u64 = 3;
+/// Machines beyond them, which may take the place of one.
+pub const SPARES: u64 = 2;
 /// After which an unfinished put may be preempted.
 pub const DISCARD_AFTER: Duration = Duration::from_secs(3);
 /// Longest lease.
@@ -38,6 +43,9 @@ pub fn address(id: u64) -> Address {
     Address::new("127.0.0.1", port).unwrap_or_else(|_| unreachable!("a loopback address is one"))
 }
 
+/// Ids of machines that wait to be taken in when they are started with nothing.
+pub type Joining = Arc<Mutex<BTreeSet<u64>>>;
+
 /// The quorum. Cheap to clone.
 #[derive(Clone)]
 pub struct Quorum {
@@ -47,8 +55,23 @@ pub struct Quorum {
     running: Arc<Mutex<BTreeMap<u64, Running>>>,
     /// Being started.
     starting: Arc<Mutex<BTreeSet<u64>>>,
+    /// Those that are to run: members, and whoever is being taken in or let go.
+    enrolled: Arc<Mutex<BTreeSet<u64>>>,
+    /// Those that wait to be taken in when they are started with nothing.
+    joining: Joining,
     skew: Arc<BTreeMap<u64, i64>>,
 }
+
+/// A saved state of the directory.
+#[derive(Clone)]
+pub struct Image {
+    file: SnapshotFile,
+    index: u64,
+    of: ClusterIdentity,
+}
+
+/// Who is made from an image.
+const FIRST: u64 = 1;
 
 /// One running master.
 #[derive(Clone)]
@@ -81,7 +104,9 @@ fn options(id: u64, params: &Params, dir: &Path) -> MasterOptions {
 
 impl Quorum {
     /// Three masters, none started.
-    pub fn prepare(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>) {
+    pub fn prepare(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>, Joining) {
+        let joining: Joining = Arc::new(Mutex::new((MASTERS + 1..=MASTERS + SPARES).collect()));
+        let joins = joining.clone();
         let params = Arc::new(params.clone());
         let (for_machine, for_options) = (params.clone(), params.clone());
         let machine = move || {
@@ -90,22 +115,78 @@ impl Quorum {
         };
         let adjust = move |raft: &mut tidepool_raft::Options| {
             let wanted = sim::raft_options(&options(raft.node_id.0, &for_options, &raft.data_dir));
+            raft.join = joins.lock().contains(&raft.node_id.0);
+            raft.members.truncate(if raft.join { 0 } else { MASTERS as usize });
             raft.election = wanted.election;
             raft.agreement = wanted.agreement;
             raft.keep_log_entries = for_options.keep_entries;
             raft.snapshot_log_entries = for_options.snapshot_entries;
         };
-        (SimCluster::new(params.seed, MASTERS, dir, machine, adjust), params)
+        (SimCluster::new(params.seed, MASTERS + SPARES, dir, machine, adjust), params, joining)
     }
 
     /// Over these wires.
-    pub fn over(cluster: SimCluster<Machine>, params: Arc<Params>, net: Net, skew: BTreeMap<u64, i64>) -> Quorum {
-        for id in 1..=MASTERS {
+    pub fn over(
+        (cluster, params, joining): (SimCluster<Machine>, Arc<Params>, Joining),
+        net: Net,
+        skew: BTreeMap<u64, i64>,
+    ) -> Quorum {
+        for id in 1..=MASTERS + SPARES {
             if let Some(disk) = cluster.disk(id) {
                 disk.set_sync_delay(Duration::from_micros(params.sync_us));
             }
         }
-        Quorum { cluster, net, params, running: Arc::default(), starting: Arc::default(), skew: Arc::new(skew) }
+        let enrolled = Arc::new(Mutex::new((1..=MASTERS).collect()));
+        let (running, starting) = (Arc::default(), Arc::default());
+        Quorum { cluster, net, params, running, starting, enrolled, joining, skew: Arc::new(skew) }
+    }
+
+    /// All masters are lost with all they hold, and the first one is made from `image`, alone; the others join it later.
+    pub fn restore(&self, image: &Image, observer: &Observer) -> Result<(), String> {
+        for id in 1..=MASTERS + SPARES {
+            self.kill(id, 0, false);
+            self.cluster.clear(id).map_err(|error| error.to_string())?;
+            if let Some(disk) = self.cluster.disk(id) {
+                disk.set_sync_delay(Duration::from_micros(self.params.sync_us));
+            }
+        }
+        self.net.begin_anew();
+        let restored = from_snapshot(&image.file, image.of, NodeId(FIRST), address(FIRST));
+        let now = self.cluster.restore(FIRST, restored.map_err(|error| error.to_string())?);
+        let now = now.map_err(|error| error.to_string())?;
+        self.joining.lock().extend((1..=MASTERS).filter(|id| *id != FIRST));
+        *self.enrolled.lock() = BTreeSet::from([FIRST]);
+        observer.restored(image.index, now.history.0);
+        Ok(())
+    }
+
+    /// The newest image that may be published: of the present history, and agreed on.
+    pub fn image(&self) -> Option<Image> {
+        let images = self.running().into_iter().filter_map(|running| {
+            let file = running.node.agreed_snapshot()?;
+            let index = file.position()?.index;
+            // What was restored is of the history before.
+            let began = running.master.directory().ancestors().iter().last().map_or(0, |ancestor| ancestor.until);
+            (index > began).then(|| Image { file, index, of: running.node.identity() })
+        });
+        images.max_by_key(|image| image.index)
+    }
+
+    /// Those that are to run, by id.
+    pub fn enrolled(&self) -> Vec<u64> {
+        self.enrolled.lock().iter().copied().collect()
+    }
+
+    /// Starts an empty machine that waits to be taken in.
+    pub async fn enrol(&self, id: u64) -> Result<(), String> {
+        self.enrolled.lock().insert(id);
+        self.start(id).await
+    }
+
+    /// A master that left the quorum, or was never taken in, is switched off for good.
+    pub fn dismiss(&self, id: u64) {
+        self.enrolled.lock().remove(&id);
+        self.kill(id, usize::MAX, false);
     }
 
     /// Consensus of all.
@@ -135,7 +216,7 @@ impl Quorum {
     /// Starts one.
     pub async fn start(&self, id: u64) -> Result<(), String> {
         // Started twice at once, two members would write one disk.
-        if self.get(id).is_some() || !self.starting.lock().insert(id) {
+        if !self.enrolled.lock().contains(&id) || self.get(id).is_some() || !self.starting.lock().insert(id) {
             return Ok(());
         }
         let started = self.boot(id).await;

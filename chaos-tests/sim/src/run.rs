@@ -10,14 +10,17 @@ use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::plant::{Plant, plant};
+use tidepool_proto::v1;
+use tidepool_proto::v1::admin_service_client::AdminServiceClient;
 use tidepool_raft::rt;
 use tidepool_raft::sim::SplitMix;
 use tidepool_raft::sim::surroundings::{On, SimMachine, simulate, spawn_on};
 
 use crate::client::{CALL, Client};
 use crate::history::{Call, History};
-use crate::nemesis::{CLIENTS_FROM, DATANODES_FROM, Nemesis, start_datanode};
-use crate::net::Net;
+use crate::keys::{SMALL, tenant};
+use crate::nemesis::{CLIENTS_FROM, DATANODES_FROM, Nemesis, masters, start_datanode};
+use crate::net::{Channel, Net};
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
 use crate::quorum::{MASTERS, Quorum, address};
@@ -105,8 +108,8 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
     let simulation = simulate(seed);
     plant(asked.planted);
     let history = History::new(trace.clone());
-    let (cluster, shared) = Quorum::prepare(&params, dir.path());
-    let net = Net::new(seed, params.late, cluster.world().clone(), trace.clone());
+    let prepared = Quorum::prepare(&params, dir.path());
+    let net = Net::new(seed, params.late, prepared.0.world().clone(), trace.clone());
     let dial = net.clone();
     tidepool_master::sim::set_dial(Some(Arc::new(move |address, request| {
         let from = tidepool_raft::sim::surroundings::machine().map_or(0, |machine| machine.id);
@@ -119,7 +122,7 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
         watching.applied(master, directory, index, ops);
     })));
     let skew = skew(&params);
-    let quorum = Quorum::over(cluster, shared, net.clone(), skew.clone());
+    let quorum = Quorum::over(prepared, net.clone(), skew.clone());
     let outcome = runtime.block_on(life(&params, quorum, net, (history.clone(), observer), skew));
     drop(runtime);
     tidepool_master::sim::set_observer(None);
@@ -176,8 +179,23 @@ fn provoke(mut params: Params, plant: Plant) -> Params {
             need(&[Fault::IsolateMaster, Fault::CutMasters]);
             params.readers = 2;
         }
-        // Late attempts of removals that are refused for a lease.
-        Plant::ForgottenRefusal => (params.late, params.keys, params.readers) = ((60, 1_500), 3, 2),
+        // First attempts that are overtaken, and keys that are leased now and then: what is refused must be free again when the
+        // first attempt arrives.
+        Plant::ForgottenRefusal => {
+            (params.overtaken, params.keys, params.clients, params.readers) = (700, 6, 3, 0);
+            (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
+        }
+        // Little space, and much of it wanted: evictions.
+        Plant::PartOfGroup | Plant::EvictPinned => {
+            (params.segment_bytes, params.object_bytes_max, params.keys) = (64 << 10, 16_000, 8);
+            (params.special.groups, params.special.pins) = (plant == Plant::PartOfGroup, plant == Plant::EvictPinned);
+            (params.replicas_max, params.special.quota_objects) = (2, 0);
+        }
+        Plant::ConstantHistory => {
+            need(&[Fault::RestoreMasters, Fault::Compact]);
+            (params.snapshot_entries, params.faults_for) = (60, Duration::from_secs(6));
+        }
+        Plant::OverQuota => (params.keys, params.special.quota_objects) = (8, 1),
         // New leaders, and datanodes that hear late of them.
         Plant::TimeAheadOfLog => {
             need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);
@@ -229,6 +247,11 @@ async fn life(
         datanodes.insert(id, start_datanode(id, &net, params, &skew)?);
     }
     audit::alive(&quorum, &datanodes.values().cloned().collect::<Vec<_>>()).await?;
+    let began = quorum.leader().ok_or("nobody leads")?.node.identity();
+    observer.begins(began.history.0);
+    if params.special.quota_objects > 0 {
+        set_quota(params, &net).await?;
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let mut clients = Vec::new();
     for i in 0..params.clients + params.readers {
@@ -247,6 +270,7 @@ async fn life(
         SimRuntime::sleep(Duration::from_millis(200)).await;
         nemesis.supervise().await?;
     }
+    nemesis.complete_changes().await?;
     let datanodes: Vec<_> = nemesis.datanodes.values().cloned().collect();
     audit::alive(&quorum, &datanodes).await?;
     stop.store(true, Ordering::Relaxed);
@@ -258,9 +282,32 @@ async fn life(
     Ok((calls_in_faults, nemesis.struck))
 }
 
+/// The tenant with a quota, registered by an operator.
+async fn set_quota(params: &Params, net: &Net) -> Result<(), String> {
+    let machine = SimMachine::new(CLIENTS_FROM + 91, 0, Duration::ZERO);
+    let (net, from, keys) = (net.clone(), machine.id, params.special);
+    let request = v1::SetTenantRequest {
+        name: SMALL.to_owned(),
+        quota_bytes: 0,
+        quota_objects: keys.quota_objects,
+        refuse_over_quota: keys.refuse,
+    };
+    let work = async move {
+        for turn in 0..30 {
+            let channel = Channel { net: net.clone(), from, address: address(1 + turn % MASTERS).to_string() };
+            let set = AdminServiceClient::new(channel).set_tenant(request.clone()).await;
+            if set.is_ok_and(|answer| answer.into_inner().error.is_none()) {
+                return Ok(());
+            }
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+        Err("nobody registers a tenant".to_owned())
+    };
+    On::new(machine, work).await
+}
+
 fn client(machine: &Arc<SimMachine>, net: &Net, history: &History, params: &Params) -> Client {
-    let masters = (1..=MASTERS).map(|id| address(id).to_string()).collect();
-    let mut client = Client::new(machine.clone(), net.clone(), history.clone(), masters, params);
+    let mut client = Client::new(machine.clone(), net.clone(), history.clone(), masters(params), params);
     client.bits_flip = params.faults.contains(&Fault::FlipBit);
     client
 }
@@ -282,12 +329,15 @@ fn work(
             match random.below(100) {
                 0..=49 if client.stays => drop(client.get(key).await),
                 _ if client.stays => drop(client.exist(key).await),
-                0..=29 => client.put(key, false).await,
-                30..=39 => client.put(key, true).await,
-                40..=69 => drop(client.get(key).await),
-                70..=84 => drop(client.exist(key).await),
-                85..=94 => client.remove(key, false).await,
-                _ => client.remove(key, true).await,
+                0..=28 => client.put(key, false).await,
+                29..=38 => client.put(key, true).await,
+                39..=66 => drop(client.get(key).await),
+                67..=79 => drop(client.exist(key).await),
+                80..=88 => client.remove(key, false).await,
+                89..=92 => client.remove(key, true).await,
+                93..=94 => client.remove_matching(key, random.chance(50)).await,
+                95..=97 => client.list(params.keys).await,
+                _ => client.pin(key).await,
             }
             rt::sleep(Duration::from_millis(random.range(5, 40))).await;
         }
@@ -302,7 +352,7 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
     let machine = SimMachine::new(CLIENTS_FROM + 90, 0, Duration::ZERO);
     let mut client = client(&machine, net, history, params);
     client.calm();
-    let (keys, history) = (params.keys, history.clone());
+    let (keys, special, history) = (params.keys, params.special, history.clone());
     let work = async move {
         if !client.hello(BootInstant::now().after(CALL)).await {
             return Err("LIVENESS: nobody says hello".to_owned());
@@ -323,7 +373,14 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
                 }
                 rt::sleep(Duration::from_millis(100)).await;
             }
+        }
+        // What the tenant with a quota holds leaves no room for its other keys.
+        for key in (0..keys).filter(|key| !tenant(special, *key).is_empty()) {
+            client.remove(key, true).await;
+        }
+        for key in 0..keys {
             // A key that takes nothing any more is as good as lost.
+            let has_quota = !tenant(special, key).is_empty();
             for turn in 0..=TRIES_MAX {
                 client.remove(key, true).await;
                 client.put(key, false).await;
@@ -334,6 +391,10 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
                     return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
                 }
                 rt::sleep(Duration::from_secs(1)).await;
+            }
+            if has_quota {
+                // Room for the tenant's next key.
+                client.remove(key, true).await;
             }
         }
         Ok(())

@@ -101,7 +101,13 @@ found! {
     leases_looked_at_before_the_mark_are_found: LookBeforeMark;
     a_reader_that_is_trusted_is_found: TrustReporter;
     a_datanode_listed_unheard_is_found: ListUnheard;
-    #[ignore = "not found in the seeds that are looked at; wants circumstances in which leases end while a first attempt is under way"]
     a_refusal_that_is_not_remembered_is_found: ForgottenRefusal;
     log_time_told_ahead_of_the_log_is_found: TimeAheadOfLog;
+    a_restore_into_the_same_history_is_found: ConstantHistory;
+    a_group_evicted_in_part_is_found: PartOfGroup;
+    what_is_pinned_and_evicted_is_found: EvictPinned;
+    a_tenant_over_its_quota_is_found: OverQuota;
+    a_listing_that_lacks_something_is_found: ListingLacks;
+    a_listing_that_invents_something_is_found: ListingInvents;
+    a_match_that_removes_too_much_is_found: MatchTooMuch;
 }

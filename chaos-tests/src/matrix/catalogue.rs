@@ -118,10 +118,11 @@ pub const CATALOGUE: &[Row] = &[
     row(
         "F14",
         "fsync takes 200 ms longer, on a standby or the leader; a leader with 3 % of a processor",
-        "standby: nothing; leader: calls stay bounded",
+        "standby: nothing; leader: calls stay bounded, and it hands over to one whose disk is faster",
         &["f14_a_slow_disk_of_a_standby_is_not_felt", "f14_a_slow_disk_of_the_leader_is_bounded", "f14_a_starved_leader_loses_nothing"],
     )
-    .open("a leader with a slow disk does not hand over by itself"),
+    .simulated(&["a_leader_whose_disk_is_slow_hands_over_and_loses_nothing"])
+    .open("that the leader hands over was seen in the simulation only"),
     row(
         "F15",
         "power cut of the leader's host, of all hosts",

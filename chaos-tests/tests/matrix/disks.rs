@@ -83,7 +83,7 @@ fn f14_a_slow_disk_of_a_standby_is_not_felt() {
     });
 }
 
-/// The other two make a quorum without the leader's own disk; a call may wait for it, none fails.
+/// The other two make a quorum without the leader's own disk; a call may wait for it, none fails. The leader hands over.
 #[test]
 fn f14_a_slow_disk_of_the_leader_is_bounded() {
     on_loopback("F14", async {
@@ -92,6 +92,8 @@ fn f14_a_slow_disk_of_the_leader_is_bounded() {
         let mut slow = SlowSync { who: leader, by: Duration::from_millis(200) };
         trial.inject(&mut slow)?;
         trial.goes_on_for(Duration::from_secs(3)).await?;
+        trial.another_leads(leader).await?;
+        trial.goes_on().await?;
         trial.heal(&mut slow)?;
         let findings = trial.judge().await?;
         ensure!(findings.outage.failed == 0, "{} calls failed", findings.outage.failed);

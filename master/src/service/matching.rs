@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use regex::bytes::{Regex, RegexBuilder};
 use smallvec::SmallVec;
-use tidepool_proto::{Error, ErrorCode, ReplicaId, v1};
+use tidepool_proto::{Error, ErrorCode, ReplicaId, planted, v1};
 
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
@@ -99,7 +99,7 @@ fn matching(service: &Service, request: &v1::RemoveMatchingRequest, tenant: Tena
     let pattern = pattern(&request.regex)?;
     let matches = pattern.as_ref().map(|pattern| |key: &[u8]| pattern.is_match(key));
     let filter = ListFilter {
-        prefix: &request.prefix,
+        prefix: &request.prefix[..request.prefix.len() - usize::from(planted!(MatchTooMuch))],
         matches: matches.as_ref().map(|matches| matches as &dyn Fn(&[u8]) -> bool),
         data_type: None,
         unreadable_too: true,

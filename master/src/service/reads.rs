@@ -507,9 +507,10 @@ fn list(service: &Service, tenant: TenantId, request: &v1::ListRequest) -> Resul
         prefix: &request.prefix,
         matches: matches.as_ref().map(|matches| matches as &dyn Fn(&[u8]) -> bool),
         data_type: (request.data_type != 0).then_some(DataType(request.data_type.clamp(0, 255) as u8)),
-        unreadable_too: false,
+        unreadable_too: planted!(ListingInvents),
     };
-    let page = service.directory().list(tenant, &filter, after, limit);
+    let mut page = service.directory().list(tenant, &filter, after, limit);
+    page.objects.retain(|object| !(planted!(ListingLacks) && object.object.0.is_multiple_of(3)));
     let objects = page.objects.into_iter().map(|o| v1::ListedObject {
         key: Vec::from(o.key).into(),
         object_id: o.object.0,

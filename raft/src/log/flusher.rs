@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use super::disk::{Disk, Write};
 use super::error::LogFailure;
+use super::latency::AppendLatency;
 use super::metrics::LogMetrics;
 use super::state::{Batch, State};
 use crate::types::Config;
@@ -20,6 +21,7 @@ pub(crate) struct Shared<C: Config> {
     pub(crate) state: Mutex<State<C>>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) metrics: LogMetrics,
+    pub(crate) latency: AppendLatency<C>,
     /// Wakes a flusher thread.
     pub(crate) work: Condvar,
     /// Wakes a flusher task.
@@ -88,6 +90,9 @@ impl<C: Config> Flusher<C> {
                 state.take_batch()
             };
             let sync = batch.needs_sync();
+            if sync {
+                self.shared.latency.begun();
+            }
             let written = self.write(&batch).and_then(|writes| if sync { self.sync(&writes) } else { Ok(()) });
             match written {
                 Ok(()) => self.complete(batch),
@@ -112,6 +117,9 @@ impl<C: Config> Flusher<C> {
                 self.shared.work_async.notified().await;
             };
             let sync = batch.needs_sync();
+            if sync {
+                self.shared.latency.begun();
+            }
             let writes = match self.write(&batch) {
                 Ok(writes) => writes,
                 Err(failure) => return abandon(batch, &failure),
@@ -172,6 +180,9 @@ impl<C: Config> Flusher<C> {
             state.flushed(batch.bytes, self.synced);
             self.shared.metrics.queued_bytes.set(state.queued_bytes() as i64);
             self.shared.metrics.cached_bytes.set(state.tail.bytes() as i64);
+        }
+        if batch.needs_sync() {
+            self.shared.latency.ended();
         }
         self.shared.room.notify_waiters();
         for done in batch.done {

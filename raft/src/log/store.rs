@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use super::disk::{Disk, StoreId};
 use super::error::{LogFailure, OpenLogError};
 use super::flusher::{Flusher, Shared};
+use super::latency::AppendLatency;
 use super::metrics::LogMetrics;
 use super::recovery::{OpenReport, recover};
 use super::state::{Done, State};
@@ -108,6 +109,7 @@ impl<C: Config> LogStore<C> {
             state: Mutex::new(state),
             disk,
             metrics: LogMetrics::register(registry)?,
+            latency: AppendLatency::new(),
             work: Condvar::new(),
             work_async: Notify::new(),
             room: Notify::new(),
@@ -142,6 +144,11 @@ impl<C: Config> LogStore<C> {
     /// Identity of the store, drawn when it was created.
     pub fn store_id(&self) -> StoreId {
         self.shared.disk.store_id()
+    }
+
+    /// How long its appends take.
+    pub(crate) fn append_latency(&self) -> AppendLatency<C> {
+        self.shared.latency.clone()
     }
 
     /// The failure that ended the store, if one did.

@@ -12,6 +12,8 @@ use super::host::seed_host;
 use super::network::{SimNetwork, World};
 use crate::failure::Failure;
 use crate::host::Host;
+#[cfg(feature = "rocksdb")]
+use crate::identity::ClusterIdentity;
 use crate::log::{Flushing, LogOptions, LogStore, SimulatedDisk, StoreId};
 use crate::machine::StateMachine;
 use crate::node::RaftNode;
@@ -174,6 +176,30 @@ impl<M: StateMachine> SimCluster<M> {
         let fresh = SimulatedDisk::new(StoreId(u128::from(id) << 96 | 0xf5e5));
         self.shared.disks.lock().insert(id, fresh);
         std::fs::remove_dir_all(self.shared.root.join(id.to_string()))
+    }
+}
+
+#[cfg(feature = "rocksdb")]
+impl<M: StateMachine> SimCluster<M> {
+    /// Gives an empty machine under this id the data of a saved state, as a restore does (I1). Its member must not run.
+    pub fn restore(&self, id: u64, restored: crate::restore::Restored) -> Result<ClusterIdentity, OpenError> {
+        self.clear(id)?;
+        let disk = self.disk(id).ok_or_else(|| OpenError::corrupt(format!("there is no machine {id}")))?;
+        let cluster = crate::restore::fresh_identity(SimConfig::<M::Outcome>::random);
+        restored.make_on(&self.shared.root.join(id.to_string()), disk, cluster)?;
+        Ok(cluster)
+    }
+
+    /// Takes away what a machine holds, whose member does not run.
+    pub fn clear(&self, id: u64) -> Result<(), OpenError> {
+        let own = self.shared.root.join(id.to_string());
+        match std::fs::remove_dir_all(own) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(OpenError::storage(error)),
+            _ => {}
+        }
+        let fresh = SimulatedDisk::new(StoreId(SimConfig::<M::Outcome>::random()));
+        self.shared.disks.lock().insert(id, fresh);
+        Ok(())
     }
 }
 

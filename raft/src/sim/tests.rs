@@ -9,6 +9,7 @@ mod laggards;
 mod ledger;
 mod levels;
 mod membership;
+mod slow_disk;
 mod swarm;
 
 use std::future::Future;

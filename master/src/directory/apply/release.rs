@@ -7,7 +7,7 @@ use crate::directory::op::RetireMode;
 use crate::directory::outcome::Outcome;
 use crate::directory::space::{Retired, Use};
 use std::collections::BTreeSet;
-use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId};
+use tidepool_proto::{Error, ErrorCode, Incarnation, NodeId, ObjectId, ReplicaId, planted};
 
 /// Why a replica goes while its object stays.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,10 +51,12 @@ impl Apply<'_> {
     pub(super) fn evictable_together(&self, object: ObjectId, named: &mut Named) -> Vec<ObjectId> {
         let evictable = |id: &ObjectId| {
             let at = self.core.index.get(id)?;
-            self.with_record(*at, |r| (r.is_complete() && !r.hard_pinned).then(|| r.group_name()))
+            let may_go = |r: &Record| r.is_complete() && (!r.hard_pinned || planted!(EvictPinned));
+            self.with_record(*at, |r| may_go(r).then(|| r.group_name()))
         };
         let name = match evictable(&object) {
             Some(None) if named.objects.remove(&object) => return vec![object],
+            Some(Some(_)) if planted!(PartOfGroup) && named.objects.remove(&object) => return vec![object],
             Some(Some(name)) => name,
             Some(None) | None => return Vec::new(),
         };
