@@ -73,6 +73,22 @@ pub fn record_not_here(id: &str, why: &str) -> Result<()> {
     append(&Run { id: id.into(), not_here: why.into(), ..Run::default() })
 }
 
+/// Keeps what must never be: something acknowledged that is lost, wrong bytes, states that differ. `scripts/test` fails by it, whatever
+/// comes of a second try. Answers it as an error.
+pub fn never(what: String) -> anyhow::Error {
+    let keep = || -> Result<()> {
+        use std::io::Write;
+        let directory = directory()?;
+        std::fs::create_dir_all(&directory)?;
+        let mut file = std::fs::File::options().create(true).append(true).open(directory.join("never"))?;
+        Ok(writeln!(file, "{what}")?)
+    };
+    match keep() {
+        Ok(()) => anyhow::anyhow!(what),
+        Err(error) => anyhow::anyhow!("{what} (and that could not be kept: {error:#})"),
+    }
+}
+
 fn append(run: &Run) -> Result<()> {
     use std::io::Write;
     let directory = directory()?;

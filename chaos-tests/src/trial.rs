@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use tidepool_client::{Client, PutItem, PutOptions};
 use tidepool_proto::v1::StatusResponse;
@@ -16,6 +16,7 @@ use crate::content::value_of;
 use crate::failover::{self, Judged};
 use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
 use crate::lab::Lab;
+use crate::matrix::never;
 use crate::nemesis::{Nemesis, Who};
 use crate::outage::{self, Outage};
 use crate::process::Fault;
@@ -248,7 +249,9 @@ impl Trial {
             (outage.rto_write_ms, outage.rto_read_ms) = (None, None);
         }
         let digests = self.cluster.compare_digests(WITHIN).await?;
-        ensure!(digests.is_equal(), "the masters' states differ: {digests:?}");
+        if !digests.is_equal() {
+            return Err(never(format!("the masters' states differ: {digests:?}")));
+        }
         for segment in self.cluster.leader_status(WITHIN).await?.segments {
             let sum = segment.free_bytes + segment.processing_bytes + segment.complete_bytes + segment.retired_bytes;
             ensure!(sum == segment.capacity_bytes, "segment {} does not add up: {segment:?}", segment.name);
@@ -276,10 +279,12 @@ impl Trial {
             outage.failed
         );
         if findings.lost > 0 {
-            bail!("acknowledged puts are lost: {:?} {:?}", audit.absent, audit.wrong);
+            return Err(never(format!("acknowledged puts are lost: {:?} {:?}", audit.absent, audit.wrong)));
         }
         let missed = if self.may_miss { 0 } else { outage.missed };
-        ensure!(outage.corrupt == 0 && missed == 0, "{} corrupt, {} missed", outage.corrupt, outage.missed);
+        if outage.corrupt > 0 || missed > 0 {
+            return Err(never(format!("{} corrupt, {} missed", outage.corrupt, outage.missed)));
+        }
         Ok((findings, Ended { _cluster: self.cluster, _directory: self.directory }))
     }
 }

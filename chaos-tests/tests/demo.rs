@@ -5,6 +5,7 @@ mod rig;
 use std::process::Command;
 
 use serde_json::Value;
+use tidepool_chaos_tests::lab::Lab;
 
 fn last_line(arguments: &[&str]) -> (Value, String) {
     let output = Command::new(rig::binary()).args(arguments).output().expect("the binary runs");
@@ -51,4 +52,32 @@ fn a_short_drill_holds_and_reports_every_field() {
     }
     assert_eq!((&line["rounds"], &line["rpo_lost"]), (&Value::from(2), &Value::from(0)));
     assert_eq!(line["state_hash_equal"], Value::from(true));
+}
+
+/// One round of every other drill that makes a pool of its own.
+#[test]
+fn every_drill_holds_and_writes_its_report() {
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report.html");
+    let path = report.to_str().unwrap();
+    for drill in [
+        "pause-leader",
+        "isolate-leader",
+        "transfer",
+        "kill-standby",
+        "kill-datanode",
+        "power-cut",
+        "full-restart",
+        "restore",
+    ] {
+        if drill == "power-cut" && Lab::in_namespaces(async |_| Ok(())).is_err() {
+            eprintln!("{drill} skipped: no laboratory here");
+            continue;
+        }
+        let (line, _) = last_line(&["drill", drill, "--spawn", "--rounds", "1", "--report", path, "-o", "json"]);
+        assert_eq!((&line["held"], &line["rpo_lost"]), (&Value::from(true), &Value::from(0)), "{drill}: {line}");
+        let html = std::fs::read_to_string(&report).unwrap();
+        assert!(html.contains(drill) && html.contains("<svg") && !html.contains("http://"), "{drill}: {html:.200}");
+        std::fs::remove_file(&report).unwrap();
+    }
 }

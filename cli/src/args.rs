@@ -359,7 +359,7 @@ pub enum DrillCommand {
     KillLeader(DrillOptions),
     /// Stop the leader's process without killing it: its connections stay, nothing answers
     PauseLeader(DrillOptions),
-    /// Cut the leader off from everybody; needs --spawn and root
+    /// Cut the leader off from everybody; needs --spawn
     IsolateLeader(DrillOptions),
     /// Have the leader hand over, as before maintenance
     Transfer(DrillOptions),

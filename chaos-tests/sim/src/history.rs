@@ -53,7 +53,15 @@ pub enum Event {
 impl Event {
     /// Whether it changes nothing: one that nobody knows the end of says nothing then.
     pub fn only_looks(self) -> bool {
-        matches!(self, Event::PutRefused | Event::Got(_) | Event::Listed(_) | Event::Missed | Event::Exists | Event::NothingToRemove)
+        matches!(
+            self,
+            Event::PutRefused
+                | Event::Got(_)
+                | Event::Listed(_)
+                | Event::Missed
+                | Event::Exists
+                | Event::NothingToRemove
+        )
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidepool_proto::ObjectId;
 use tidepool_master::directory::{Contact, Directory, ObjectState, ObjectView, Op, TenantId};
+use tidepool_proto::ObjectId;
 
 use crate::history::{Event, History, now, object_of};
 use crate::keys::{Keys, SMALL, group, key_name, tenant};
@@ -195,7 +195,8 @@ impl Observer {
                 _ => false,
             })
         };
-        for (key, object) in dropped.iter().map(|(key, value)| (*key, object_of(*value))).filter(|(_, o)| is_victim(*o)) {
+        for (key, object) in dropped.iter().map(|(key, value)| (*key, object_of(*value))).filter(|(_, o)| is_victim(*o))
+        {
             if inner.pinned.contains(&object) {
                 self.history.wrong(format!("key {key}: object {object} was evicted, and is pinned for good"));
             }

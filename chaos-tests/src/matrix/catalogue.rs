@@ -165,7 +165,7 @@ pub const CATALOGUE: &[Row] = &[
         &["a_loaded_quorum_rolls_to_the_new_binary_and_back (scripts/test --upgrade)"],
     )
     .simulated(&["a_member_takes_in_nothing_that_its_binary_cannot_apply"]),
-    row("F22", "sender or receiver dies while a snapshot is sent", "it goes on or starts over; nothing half is installed", &["a_standby_killed_at_any_moment_of_catching_up_has_a_whole_state_again"])
+    row("F22", "sender or receiver dies while a snapshot is sent", "it goes on or starts over; nothing half is installed", &["a_transfer_cut_at_its_begin_middle_or_end_leaves_a_whole_state", "a_standby_killed_at_any_moment_of_catching_up_has_a_whole_state_again"])
         .simulated(&["a_snapshot_that_is_cut_short_goes_on"]),
     row("F23", "a standby lags beyond what the log still has", "it comes back by snapshot, without a loop", &["f23_a_standby_beyond_the_log_comes_back_by_snapshot"])
         .simulated(&["a_purged_follower_returns_by_snapshot"]),

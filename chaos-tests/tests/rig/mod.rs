@@ -14,8 +14,10 @@ use tidepool_chaos_tests::clock::monotonic_ns;
 use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions, POLL_EVERY};
 use tidepool_chaos_tests::content::value_of;
 use tidepool_chaos_tests::fleet::{Fleet, FleetOptions};
+use tidepool_chaos_tests::matrix::never;
 use tidepool_chaos_tests::record::{CallOutcome, CallRecord};
 use tidepool_client::{Client, ClientOptions, PutItem, PutOptions};
+use tidepool_proto::ErrorCode;
 use tidepool_proto::v1::StatusResponse;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -79,8 +81,16 @@ pub async fn put_all(client: &Client, keys: &[String], bytes: usize, replica_num
 pub async fn expect_all(client: &Client, keys: &[String], bytes: usize) {
     for batch in keys.chunks(64) {
         for (key, result) in batch.iter().zip(client.get_many(batch, Some(WITHIN)).await) {
-            let value = result.unwrap_or_else(|error| panic!("get of {key}: {error}"));
-            assert!(value == value_of(key, 0, bytes), "{key} came back with other bytes");
+            let value = match result {
+                Ok(value) => value,
+                Err(error) if error.code() == ErrorCode::ObjectNotFound => {
+                    panic!("{}", never(format!("{key} is lost")))
+                }
+                Err(error) => panic!("get of {key}: {error}"),
+            };
+            if value != value_of(key, 0, bytes) {
+                panic!("{}", never(format!("{key} came back with other bytes")));
+            }
         }
     }
 }

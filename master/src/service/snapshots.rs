@@ -320,11 +320,16 @@ pub async fn take(service: &Arc<Service>, wanted: Image) -> Result<Taken, Error>
     if wanted == Image::New {
         let wait = service.options().checkpoint_interval * AGREED_WITHIN_CHECKPOINTS;
         let made = make(service, wait.max(AGREED_WITHIN_MIN)).await;
-        made.inspect_err(|error| snapshots.state.lock().last_error = error.to_string())?;
+        made.inspect_err(|error| {
+            service.metrics().snapshot_failures.with_label_values(&["unagreed"]).inc();
+            snapshots.state.lock().last_error = error.to_string();
+        })?;
     }
     let build_seconds = rt::since(began).as_secs_f64();
     let of_before = || {
         let why = "no image of the cluster's present history is agreed yet; the one from before it is never published";
+        service.metrics().snapshot_failures.with_label_values(&["history"]).inc();
+        snapshots.state.lock().last_error = why.to_owned();
         Error::new(ErrorCode::Unavailable, why)
     };
     let file = agreed_of_this_history(service).ok_or_else(of_before)?;
