@@ -4,17 +4,17 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::admin;
 use crate::failover::Judged;
-use crate::lab::Lab;
-use crate::nemesis::disk::{PowerCut, SlowSync, TornWrite};
+use crate::lab::{Direction, Lab};
+use crate::nemesis::disk::{Full, PowerCut, ReadOnly, SlowSync, SyncError, TornWrite};
 use crate::nemesis::host::{Starve, WallClockJump};
-use crate::nemesis::network::{LinkDown, Loss, Partition};
+use crate::nemesis::network::{LinkDown, Loss, Partition, Throttle};
 use crate::nemesis::process::{Flap, Kill, Pause};
 use crate::nemesis::{Nemesis, Who};
 use crate::process::process_usage;
@@ -26,6 +26,8 @@ const DISK_BYTES: u64 = 512 << 20;
 const COPIES: u32 = 2;
 /// Fewest faults of a soak, however short.
 const ROUNDS_MIN: u32 = 3;
+/// How often what ended is started before a fault counts as not survived.
+const RESTARTS_MAX: u32 = 3;
 /// How long a fault stays.
 const FAULT_FOR: std::ops::Range<u64> = 300..2_500;
 /// Growth of a process's memory, beside a tenth, that is no leak.
@@ -82,6 +84,7 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
     let mut rounds = 0u32;
     let mut before: Option<Vec<Sample>> = None;
     while Instant::now() < until || rounds < ROUNDS_MIN {
+        something_of_its_own(&mut trial, &mut random).await?;
         let mut nemesis = draw(&mut trial, &mut random).await?;
         trial.inject(nemesis.as_mut())?;
         // The time that a fault lasts is part of what is drawn.
@@ -91,8 +94,7 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
             eprintln!("soak: round {rounds}: {}: {shown}", nemesis.describe());
         }
         nemesis.heal(&mut trial.cluster)?;
-        restart_the_dead(&mut trial)?;
-        trial.whole().await?;
+        whole(&mut trial).await?;
         trial.copies_are_back(COPIES).await?;
         trial.goes_on().await?;
         rounds += 1;
@@ -106,7 +108,9 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
     let after = samples(&mut trial)?;
     let (faults, segment_bytes) = (rounds, trial.cluster.options().segment_bytes);
     eprintln!("soak: {faults} faults; {}", serde_json::to_string(&after)?);
-    for (before, after) in before.unwrap_or_default().iter().zip(&after) {
+    // Taken in the last round at the latest: there is something to compare with.
+    let before = before.context("the soak ended before it had anything to compare with")?;
+    for (before, after) in before.iter().zip(&after) {
         // A datanode's memory is taken as it is used first.
         let lent = if before.role.starts_with("datanode") { segment_bytes } else { 0 };
         let memory_max = before.resident_bytes + before.resident_bytes / 10 + MEMORY_SLACK_BYTES + lent;
@@ -126,7 +130,7 @@ async fn draw(trial: &mut Trial, random: &mut StdRng) -> Result<Box<dyn Nemesis>
     let master = if random.random_bool(0.5) { leader } else { standby };
     let datanode = Who::Datanode(random.random_range(0..trial.cluster.datanodes.len()));
     let others = trial.others(master);
-    Ok(match random.random_range(0..12) {
+    Ok(match random.random_range(0..18) {
         0 => Box::new(Kill(vec![master])),
         1 => Box::new(Kill(vec![datanode])),
         2 => Box::new(Pause(master)),
@@ -138,8 +142,43 @@ async fn draw(trial: &mut Trial, random: &mut StdRng) -> Result<Box<dyn Nemesis>
         8 => Box::new(PowerCut((0..3).map(Who::Master).collect())),
         9 => Box::new(Starve::to(master, random.random_range(3..20))),
         10 => Box::new(WallClockJump { who: master, by_ms: random.random_range(-3_600_000..3_600_000) }),
+        11 => Box::new(Full::of(master)),
+        12 => Box::new(ReadOnly(master)),
+        13 => Box::new(SyncError(master)),
+        14 => {
+            let other = others[random.random_range(0..others.len())];
+            let way = if random.random_bool(0.5) { (master, other) } else { (other, master) };
+            Box::new(Partition::between("one way", vec![(way.0, way.1, Direction::OneWay)]))
+        }
+        // The third hears both.
+        15 => Box::new(Partition::between("bridge", vec![(leader, standby, Direction::Both)])),
+        16 => Box::new(Throttle { who: master, kbit_per_s: random.random_range(2_000..20_000) }),
         _ => Box::new(Flap { who: datanode, deaths: 0 }),
     })
+}
+
+/// What operators do meanwhile: leadership is handed over, or a snapshot is being written when the fault strikes.
+async fn something_of_its_own(trial: &mut Trial, random: &mut StdRng) -> Result<()> {
+    let (leader, standby) = trial.leader_and_standby().await?;
+    let (leads, stands_by) = (leader.of(&mut trial.cluster)?.rpc, standby.of(&mut trial.cluster)?.rpc);
+    // Either may be refused, or cut short by the fault: that is part of it.
+    match random.random_range(0..4) {
+        0 => drop(admin::transfer_leader(leads, 0).await),
+        1 => drop(tokio::spawn(async move { drop(admin::compact(stands_by).await) })),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Starts what has ended and waits until all is well. What met a fault may end a moment after it was mended.
+async fn whole(trial: &mut Trial) -> Result<()> {
+    for _ in 0..RESTARTS_MAX {
+        restart_the_dead(trial)?;
+        if trial.whole().await.is_ok() {
+            return Ok(());
+        }
+    }
+    trial.whole().await
 }
 
 /// Some faults end a process sooner or later by themselves; a supervisor would start it.

@@ -2,8 +2,9 @@
 //!
 //! The `tidepool` binary is the one beside this one, or `TIDEPOOL_BINARY`.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -38,18 +39,33 @@ enum Task {
     },
     /// Mix all faults for a while, and judge
     Soak(SoakOptions),
+    /// Run seeds of the simulation: `sim --seeds 1..501`, and whatever else `tidepool-sim` takes
+    Sim {
+        /// Arguments of `tidepool-sim`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     #[command(hide = true)]
     LoadWorker(WorkerArgs),
 }
 
 fn binary() -> Result<PathBuf> {
-    if let Ok(path) = std::env::var("TIDEPOOL_BINARY") {
-        return Ok(path.into());
+    match std::env::var("TIDEPOOL_BINARY") {
+        Ok(path) => Ok(path.into()),
+        Err(_) => sibling("tidepool", "tidepool-cli"),
     }
+}
+
+fn sibling(name: &str, package: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("this binary's own path")?;
-    let path = own.with_file_name("tidepool");
-    anyhow::ensure!(path.exists(), "{} is missing; build it: cargo build --release -p tidepool-cli", path.display());
+    let path = own.with_file_name(name);
+    anyhow::ensure!(path.exists(), "{} is missing; build it: cargo build --release -p {package}", path.display());
     Ok(path)
+}
+
+fn simulate(arguments: Vec<String>) -> Result<()> {
+    let program = sibling("tidepool-sim", "tidepool-sim")?;
+    Err(Command::new(&program).args(arguments).exec()).with_context(|| format!("executing {}", program.display()))
 }
 
 fn main() -> ExitCode {
@@ -61,6 +77,7 @@ fn main() -> ExitCode {
         }),
         Task::Matrix { runs } => print_matrix(runs),
         Task::Soak(options) => run_soak(options),
+        Task::Sim { arguments } => simulate(arguments),
         Task::LoadWorker(arguments) => worker::run(&arguments),
     };
     match outcome {
