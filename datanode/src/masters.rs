@@ -230,6 +230,7 @@ pub(crate) fn status_error(status: tonic::Status) -> Error {
 mod tests {
     use super::*;
 
+    /// Fails when silence counts at once (tried).
     #[test]
     fn silent_members_count_as_strangers_only_after_a_while() {
         let said = |codes: &[Option<ErrorCode>]| -> BTreeMap<Address, Option<ErrorCode>> {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use tidepool_proto::capability::Secret;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::object::{build_prefix, key_hash, stored_bytes};
-use tidepool_proto::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId};
+use tidepool_proto::{ClusterId, History, Incarnation, LogTime, NodeId, ObjectId, ReplicaId, SegmentId, v1};
 
 use super::*;
 use crate::life::Registration;
@@ -60,8 +60,12 @@ fn access(life: &Life, grant: &Capability) -> WriteAccess {
 }
 
 fn bytes() -> Vec<u8> {
+    bytes_of(History(2))
+}
+
+fn bytes_of(history: History) -> Vec<u8> {
     let payload: Vec<u8> = (0..PAYLOAD).map(|i| (i % 251) as u8).collect();
-    let mut bytes = build_prefix(History(2), ObjectId(7), key_hash("", b"k"), &[&payload]);
+    let mut bytes = build_prefix(history, ObjectId(7), key_hash("", b"k"), &[&payload]);
     bytes.extend_from_slice(&payload);
     bytes
 }
@@ -88,6 +92,26 @@ fn whole_put_is_verified_as_it_arrives_and_proven() {
     assert_eq!((reply.outcome, reply.error), (WriteOutcome::Stored, None));
     assert_eq!(reply.proof, life.sign(&Capability { verb: Verb::Stored, ..grant }));
     assert_eq!(life.writes().figures().open, 0);
+}
+
+/// What was put in a history before has its header, and is copied and verified by that one; by no other, and not by the present one.
+/// Fails when the copy, or the verification, goes by the present history (each tried).
+#[test]
+fn a_copy_is_held_against_the_history_of_its_object() {
+    let (payload, life) = served();
+    let (metrics, bytes) = (Metrics::new().unwrap(), bytes_of(History(1)));
+    for (replica, told, is_right) in [(1, 0, false), (2, 3, false), (3, 1, true)] {
+        let grant = grant(replica);
+        let mut ticket = payload.begin_write_of(&access(&life, &grant), told).unwrap();
+        let received = receive(&mut ticket, &bytes, 0..bytes.len());
+        let reply = ticket.finish(received.is_ok());
+        assert_eq!(reply.outcome == WriteOutcome::Stored, is_right, "told {told}: {:?}", reply.error);
+        let Capability { object, replica, segment, offset, length, .. } = grant;
+        let (object_id, replica_id, segment_id) = (object.0, replica.0, segment.0);
+        let question = v1::VerifyReplica { object_id, replica_id, segment_id, offset, length, history: told };
+        let verdict = crate::inspection::inspect(&life, &metrics, &question).unwrap();
+        assert_eq!(verdict.intact, is_right, "told {told}: {}", verdict.message);
+    }
 }
 
 /// W5 [plant: acknowledge Fence without aborting]: after the acknowledgement not one byte may arrive, at whatever chunk the fence

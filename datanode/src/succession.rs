@@ -195,7 +195,7 @@ mod tests {
 
     const NEXT: Successor = Successor { cluster: ClusterId([2; 16]), history: History(77) };
 
-    /// Incarnations are log indexes: those of two branches of one past may have one number.
+    /// Incarnations are log indexes: those of two branches of one past may have one number. Fails when the history is not compared (tried).
     #[tokio::test]
     async fn only_the_same_incarnation_of_the_same_history_goes_on() {
         let before = life(registration(4, 5, 7));
@@ -208,6 +208,7 @@ mod tests {
     }
 
     /// ONE-WRITER across histories: whoever is inside a step of a write holds up what follows, until the step has ended.
+    /// Fails without waiting for that (tried).
     #[tokio::test]
     async fn a_life_is_left_only_when_nobody_writes_any_more() {
         let before = life(registration(4, 5, 7));

@@ -17,6 +17,10 @@ pub struct State {
     /// False: lets a datanode of another cluster register.
     pub checks_cluster: bool,
     pub history: History,
+    /// Clusters that this one was before.
+    pub ancestors: Vec<v1::Ancestor>,
+    /// History in which whoever registers was registered first; 0: the present one.
+    pub registered_in: u64,
     pub secret: Secret,
     pub leader: usize,
     pub term: u64,
@@ -67,6 +71,8 @@ impl Quorum {
             cluster: ClusterId(rand::random()),
             checks_cluster: true,
             history: History(rand::random_range(1..u64::MAX)),
+            ancestors: Vec::new(),
+            registered_in: 0,
             secret: Secret(rand::random()),
             leader: 0,
             term: 1,
@@ -131,6 +137,16 @@ impl Quorum {
         state.beats.clear();
     }
 
+    /// The directory goes on in another cluster, with the nodes and segments that it knows. Answers the cluster and history before.
+    pub fn go_on(&self) -> (ClusterId, History) {
+        let mut state = self.state.lock();
+        let before = (state.cluster, state.history);
+        state.ancestors.push(v1::Ancestor { cluster_uuid: before.0.0.to_vec().into(), history: before.1.0 });
+        (state.cluster, state.history) = (ClusterId(rand::random()), History(before.1.0 ^ 1));
+        state.beats.clear();
+        before
+    }
+
     fn changed(&self) {
         self.changed.send_modify(|n| *n += 1);
     }
@@ -162,7 +178,7 @@ impl Service {
             node_id: 1,
             protocol_version: PROTOCOL_VERSION,
             build: "fake".into(),
-            ancestors: Vec::new(),
+            ancestors: state.ancestors.clone(),
         }
     }
 
@@ -191,7 +207,7 @@ impl Service {
             heartbeat_interval_ms: 20,
             log_time_ms: state.log_time_ms,
             term: state.term,
-            registered_history: 0,
+            registered_history: state.registered_in,
         };
         drop(state);
         self.quorum.changed();

@@ -5,4 +5,5 @@ mod membership;
 mod payload;
 mod port;
 mod stalled_sender;
+mod succession;
 mod world;

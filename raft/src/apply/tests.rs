@@ -32,7 +32,7 @@ impl Frozen for Words {
     }
 }
 
-/// One that arrived whole and does not load never becomes what a restart finds.
+/// One that arrived whole and does not load never becomes what a restart finds. Fails when it is adopted before it is loaded (tried).
 #[test]
 fn what_does_not_load_is_not_kept() {
     let [own, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use tidepool_proto::NodeId;
 
+use super::durable;
 use crate::codec;
 use crate::machine::{Frozen, LogPosition};
 use crate::types::{SnapshotMeta, term_of};
@@ -73,14 +74,14 @@ pub struct SnapshotFile {
 }
 
 impl SnapshotFile {
-    /// Writes a frozen state to `path` and syncs it. The path is not yet one that a restart would find.
+    /// Writes a frozen state to `path`, which is not yet one that a restart would find; [`SnapshotFile::sync`] makes it durable.
     pub(super) fn write(
         path: &Path,
         meta: &SnapshotMeta,
         state: Box<dyn Frozen>,
     ) -> Result<SnapshotFile, SnapshotError> {
         let failed = |source| SnapshotError::Io { path: path.to_owned(), source };
-        let file = File::create(path).map_err(failed)?;
+        let file = durable::create(path).map_err(failed)?;
         let mut out = Summed { out: BufWriter::with_capacity(BUFFER_BYTES, &file), length: 0, checksum: 0 };
         let meta_frame = codec::encode(meta);
         let run = || -> io::Result<()> {
@@ -95,8 +96,7 @@ impl SnapshotFile {
             tail.extend_from_slice(&out.checksum.to_le_bytes());
             tail.extend_from_slice(&crc32c::crc32c(&tail).to_le_bytes());
             out.out.write_all(&tail)?;
-            out.out.flush()?;
-            file.sync_all()
+            out.out.flush()
         };
         run().map_err(failed)?;
         SnapshotFile::open(path)
@@ -231,7 +231,7 @@ impl SnapshotFile {
     }
     /// Syncs the bytes to disk.
     pub(super) fn sync(&self) -> Result<(), SnapshotError> {
-        self.file.sync_all().map_err(|source| SnapshotError::Io { path: self.path.clone(), source })
+        durable::sync(&self.file, &self.path).map_err(|source| SnapshotError::Io { path: self.path.clone(), source })
     }
 }
 

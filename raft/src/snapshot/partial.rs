@@ -178,7 +178,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Checks that everything arrived and is what was announced, and moves it to `path`, synced. What is not is dropped.
+    /// Checks that everything arrived and is what was announced, and moves it to `path`. What is not is dropped.
     /// Blocks on the disk.
     pub(super) fn finish(self, path: &Path) -> Result<SnapshotFile, SnapshotError> {
         let damaged = |why: String| SnapshotError::Damaged { path: self.dir.join(BYTES), why };
@@ -191,7 +191,6 @@ impl Partial {
                 return Err(damaged("it is another snapshot than was announced".to_owned()));
             }
             file.verify()?;
-            file.sync()?;
             fs::rename(&arrived, path).map_err(failed(&self.dir))?;
             Ok(file.moved_to(path.to_owned()))
         });

@@ -2,7 +2,7 @@
 //! only then is it current. The newest is kept, the newest two that a majority vouched for (M3), and the one that is being
 //! sent; only those vouched for allow the log to be purged.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::durable;
 use super::file::{SnapshotError, SnapshotFile};
 use super::partial::{Partial, Wanted};
 use crate::machine::Frozen;
@@ -266,8 +267,8 @@ impl SnapshotStore {
         partial.append(offset, data, checksum)
     }
 
-    /// Checks that everything arrived and is what was announced, and syncs it. It is current only once it is published.
-    /// Blocks on the disk.
+    /// Checks that everything arrived and is what was announced. It is durable and current only once it is published. Blocks on
+    /// the disk.
     pub(crate) fn finish(&self, stream: u64) -> Result<SnapshotFile, SnapshotError> {
         let mut incoming = self.shared.incoming.lock();
         let partial = self.partial_of(&mut incoming, stream)?;
@@ -313,13 +314,14 @@ impl SnapshotStore {
     }
 
     fn make_current(&self, file: SnapshotFile, is_agreed: bool) -> Result<SnapshotFile, SnapshotError> {
+        // Before the lock: it takes as long as the file is large.
+        file.sync()?;
         let _changes = self.shared.changes.lock();
         let path = self.shared.dir.join(name(file.meta()));
         if file.path() == path {
             return Ok(file);
         }
         let failed = |source| SnapshotError::Io { path: path.clone(), source };
-        file.sync()?;
         // A mark that an unfinished removal left would vouch for this one.
         remove_quietly(&path.with_extension(AGREED));
         if is_agreed {
@@ -330,7 +332,7 @@ impl SnapshotStore {
         if is_agreed || self.shared.agreement == Agreement::OwnWord {
             file.note_agreed();
         }
-        fs::rename(file.path(), &path).map_err(failed)?;
+        durable::rename(file.path(), &path).map_err(failed)?;
         self.sync_dir()?;
         let file = file.moved_to(path.clone());
         {
@@ -352,23 +354,23 @@ impl SnapshotStore {
     fn remove(&self, file: &SnapshotFile) -> Result<(), SnapshotError> {
         // The mark first: it must not vouch for another file of that name.
         remove_quietly(&file.path().with_extension(AGREED));
-        fs::remove_file(file.path()).map_err(|source| SnapshotError::Io { path: file.path().to_owned(), source })
+        durable::remove(file.path()).map_err(|source| SnapshotError::Io { path: file.path().to_owned(), source })
     }
 
     fn rename(&self, file: &SnapshotFile, suffix: &str) -> Result<(), SnapshotError> {
         remove_quietly(&file.path().with_extension(AGREED));
-        let renamed = fs::rename(file.path(), file.path().with_extension(suffix));
+        let renamed = durable::rename(file.path(), &file.path().with_extension(suffix));
         renamed.map_err(|source| SnapshotError::Io { path: file.path().to_owned(), source })
     }
 
     fn mark(&self, snapshot: &Path) -> Result<(), SnapshotError> {
         let path = snapshot.with_extension(AGREED);
-        let written = File::create(&path).and_then(|mark| mark.sync_all());
+        let written = durable::create(&path).and_then(|mark| durable::sync(&mark, &path));
         written.map_err(|source| SnapshotError::Io { path, source })
     }
 
     fn sync_dir(&self) -> Result<(), SnapshotError> {
-        let synced = File::open(&self.shared.dir).and_then(|dir| dir.sync_all());
+        let synced = durable::sync_names(&self.shared.dir);
         synced.map_err(|source| SnapshotError::Io { path: self.shared.dir.clone(), source })
     }
 
@@ -393,7 +395,7 @@ fn is_temporary(file: &SnapshotFile) -> bool {
 }
 
 fn remove_quietly(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
+    if let Err(error) = durable::remove(path)
         && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(path = %path.display(), %error, "a file beside the snapshots stays until the next start");

@@ -261,6 +261,7 @@ async fn doubtful_ones_only(seed: u64, dir: PathBuf) -> Result<(), String> {
     converge(&cluster, last).await
 }
 
+/// Fails without the look at `is_agreed` before it is sent (tried).
 #[test]
 fn a_snapshot_that_nobody_vouched_for_is_not_sent_where_there_is_no_other() {
     for seed in seeds(6) {
