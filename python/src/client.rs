@@ -1,35 +1,25 @@
-//! `Client`: every call that Python can make of the cluster. Each takes its arguments apart, says what to do, and how to show the
-//! outcome; `calls` waits.
+//! `Client`: every call that Python can make of the cluster. Each takes its arguments apart and says what to do; [`requests`] has
+//! what they share, `calls` waits.
+
+mod requests;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use tidepool_client::{
-    Client as RustClient, ClientOptions, Error, ErrorCode, GetRange, ListFilter, Matching, RemoveMode, SoftPin,
-};
+use tidepool_client::{Client as RustClient, GetRange, ListFilter, Matching, RemoveMode, SoftPin};
 use tidepool_proto::v1::{CreateTaskRequest, TaskKind};
-use tokio::sync::watch;
 
+use self::requests::{Memory, Open, Settings, unbound};
 use crate::args::{self, PutOptions};
-use crate::buffers::{Held, Loan, spans_at, spans_of};
-use crate::calls::Call;
-use crate::moves::Spans;
 use crate::process::Process;
 use crate::results::{self, Shown};
-use crate::{admin, errors, host, moves};
+use crate::{admin, moves};
 
 type Object = Py<PyAny>;
-
-/// What is open, until `close`.
-struct Open {
-    client: RustClient,
-    closed: watch::Sender<bool>,
-}
 
 /// A connection to one cluster, for any number of threads.
 #[pyclass(frozen, module = "tidepool._native")]
@@ -42,120 +32,6 @@ pub(crate) struct Client {
     host_id: String,
     #[pyo3(get)]
     deadline: f64,
-}
-
-struct Settings {
-    options: ClientOptions,
-    deadline: f64,
-}
-
-impl Settings {
-    fn new(
-        masters: &str,
-        tenant: String,
-        host_id: String,
-        deadline: f64,
-        connect_deadline: f64,
-        py: Python<'_>,
-    ) -> PyResult<Settings> {
-        let masters = ClientOptions::parse_masters(masters).map_err(|error| errors::raise(py, &error, None))?;
-        let mut options = ClientOptions::new(masters);
-        options.tenant = tenant;
-        options.host_id = if host_id.is_empty() { host::name() } else { host_id };
-        options.deadline = args::duration(deadline, "the deadline")?;
-        options.connect_deadline = args::duration(connect_deadline, "connect_deadline")?;
-        Ok(Settings { options, deadline })
-    }
-
-    fn client(self, process: &'static Process, client: RustClient) -> Client {
-        Client {
-            process,
-            open: Mutex::new(Some(Open { client, closed: watch::channel(false).0 })),
-            tenant: self.options.tenant,
-            host_id: self.options.host_id,
-            deadline: self.deadline,
-        }
-    }
-}
-
-/// A call of nothing that is open yet.
-fn unbound(process: &'static Process) -> Call {
-    Call { process, closed: watch::channel(false).1, loan: None }
-}
-
-impl Client {
-    /// The client, if it is open and of this process.
-    fn client(&self, py: Python<'_>) -> PyResult<RustClient> {
-        self.begin(py).map(|(client, _)| client)
-    }
-
-    fn begin(&self, py: Python<'_>) -> PyResult<(RustClient, Call)> {
-        let refuse = |what: String| Err(errors::raise(py, &Error::new(ErrorCode::Unavailable, what), None));
-        if !self.process.is_here() {
-            return refuse(format!(
-                "this store was connected in process {}; a fork cannot go on with it: connect again in process {}",
-                self.process.pid(),
-                std::process::id()
-            ));
-        }
-        let open = self.open.lock().as_ref().map(|open| (open.client.clone(), open.closed.subscribe()));
-        // An exception is made without the lock: Python may run other threads, or this store's own methods, meanwhile.
-        match open {
-            Some((client, closed)) => Ok((client, Call { process: self.process, closed, loan: None })),
-            None => refuse("the store is closed; connect again".to_owned()),
-        }
-    }
-
-    /// As `begin`, for a call that uses memory.
-    fn begin_with(&self, py: Python<'_>, held: Held) -> PyResult<(RustClient, Call, Arc<Loan>)> {
-        match self.begin(py) {
-            Ok((client, call)) => {
-                let loan = Loan::new(held, self.process);
-                Ok((client, Call { loan: Some(loan.clone()), ..call }, loan))
-            }
-            Err(error) => {
-                held.release(py);
-                Err(error)
-            }
-        }
-    }
-
-    /// The spans of each item given as objects; on an error what was taken is given back.
-    fn objects(
-        py: Python<'_>,
-        given: &Bound<'_, PyAny>,
-        what: &str,
-        keys: usize,
-        writable: bool,
-    ) -> PyResult<(Spans, Held)> {
-        let mut held = Held::default();
-        let taken = args::items(given, what, |item| spans_of(&item, writable, &mut held).map(Ok));
-        let taken = taken.and_then(|taken| args::same_length(what, taken.len(), keys).map(|()| taken));
-        match taken {
-            Ok(taken) => Ok((taken, held)),
-            Err(error) => {
-                held.release(py);
-                Err(error)
-            }
-        }
-    }
-
-    /// The spans of each item given as addresses.
-    fn addresses(
-        addresses: &Bound<'_, PyAny>,
-        sizes: &Bound<'_, PyAny>,
-        keys: usize,
-        writable: bool,
-        unchecked: bool,
-    ) -> PyResult<Spans> {
-        let addresses = args::numbers(addresses, "addresses", keys)?;
-        let sizes = args::numbers(sizes, "sizes", keys)?;
-        Ok(addresses
-            .iter()
-            .zip(&sizes)
-            .map(|(addresses, sizes)| spans_at(addresses, sizes, writable, unchecked))
-            .collect())
-    }
 }
 
 // The drop of a client that another process made touches nothing of it.
@@ -243,12 +119,8 @@ impl Client {
         let keys = args::keys(keys)?;
         let groups = args::groups(groups, keys.len())?;
         let options = moves::options(options, args::deadline(deadline)?);
-        let (spans, held) = Client::objects(py, values, "values", keys.len(), false)?;
-        let (client, call, loan) = self.begin_with(py, held)?;
-        let (items, refused) = moves::put_items(&keys, spans, groups, &loan);
-        drop(loan);
-        let work = moves::put(client, items, refused, options);
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let memory = Memory::of_objects(py, values, "values", keys.len(), false)?;
+        self.put(py, keys, memory, groups, options, codes, r#loop)
     }
 
     #[pyo3(signature = (keys, addresses, sizes, options = None, *, groups = None, deadline = None, codes = false,
@@ -269,12 +141,8 @@ impl Client {
         let keys = args::keys(keys)?;
         let groups = args::groups(groups, keys.len())?;
         let options = moves::options(options, args::deadline(deadline)?);
-        let spans = Client::addresses(addresses, sizes, keys.len(), false, unchecked)?;
-        let (client, call, loan) = self.begin_with(py, Held::default())?;
-        let (items, refused) = moves::put_items(&keys, spans, groups, &loan);
-        drop(loan);
-        let work = moves::put(client, items, refused, options);
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let memory = Memory::at_addresses(addresses, sizes, keys.len(), false, unchecked)?;
+        self.put(py, keys, memory, groups, options, codes, r#loop)
     }
 
     #[pyo3(signature = (keys, *, deadline = None, r#loop = None))]
@@ -285,12 +153,8 @@ impl Client {
         deadline: Option<f64>,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move { client.get_many(&asked, deadline).await };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, false))
+        self.each(py, keys, false, r#loop, move |client, keys| async move { client.get_many(&keys, deadline).await })
     }
 
     #[pyo3(signature = (keys, *, deadline = None, missing = None, r#loop = None))]
@@ -326,12 +190,8 @@ impl Client {
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
         let deadline = self.limit(deadline)?;
-        let (spans, held) = Client::objects(py, buffers, "buffers", keys.len(), true)?;
-        let (client, call, loan) = self.begin_with(py, held)?;
-        let items = moves::get_items(&keys, spans, &loan);
-        drop(loan);
-        let work = moves::get_into(client, items, deadline);
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let memory = Memory::of_objects(py, buffers, "buffers", keys.len(), true)?;
+        self.get_into(py, keys, memory, deadline, codes, r#loop)
     }
 
     #[pyo3(signature = (keys, addresses, sizes, *, deadline = None, codes = false, unchecked = false, r#loop = None))]
@@ -348,12 +208,8 @@ impl Client {
     ) -> PyResult<Object> {
         let keys = args::keys(keys)?;
         let deadline = self.limit(deadline)?;
-        let spans = Client::addresses(addresses, sizes, keys.len(), true, unchecked)?;
-        let (client, call, loan) = self.begin_with(py, Held::default())?;
-        let items = moves::get_items(&keys, spans, &loan);
-        drop(loan);
-        let work = moves::get_into(client, items, deadline);
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let memory = Memory::at_addresses(addresses, sizes, keys.len(), true, unchecked)?;
+        self.get_into(py, keys, memory, deadline, codes, r#loop)
     }
 
     #[pyo3(signature = (keys, offsets, lengths, *, deadline = None, r#loop = None))]
@@ -391,12 +247,8 @@ impl Client {
         let keys = args::keys(keys)?;
         args::same_length("offsets", offsets.len(), keys.len())?;
         let deadline = self.limit(deadline)?;
-        let (spans, held) = Client::objects(py, buffers, "buffers", keys.len(), true)?;
-        let (client, call, loan) = self.begin_with(py, held)?;
-        let items = moves::range_items(&keys, offsets, spans, &loan);
-        drop(loan);
-        let work = moves::get_ranges_into(client, items, deadline);
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let memory = Memory::of_objects(py, buffers, "buffers", keys.len(), true)?;
+        self.get_ranges_into(py, keys, offsets, memory, deadline, codes, r#loop)
     }
 
     #[pyo3(signature = (keys, offsets, addresses, sizes, *, deadline = None, codes = false, unchecked = false, r#loop = None))]
@@ -415,12 +267,8 @@ impl Client {
         let keys = args::keys(keys)?;
         args::same_length("offsets", offsets.len(), keys.len())?;
         let deadline = self.limit(deadline)?;
-        let spans = Client::addresses(addresses, sizes, keys.len(), true, unchecked)?;
-        let (client, call, loan) = self.begin_with(py, Held::default())?;
-        let items = moves::range_items(&keys, offsets, spans, &loan);
-        drop(loan);
-        let work = moves::get_ranges_into(client, items, deadline);
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let memory = Memory::at_addresses(addresses, sizes, keys.len(), true, unchecked)?;
+        self.get_ranges_into(py, keys, offsets, memory, deadline, codes, r#loop)
     }
 
     #[pyo3(signature = (keys, *, deadline = None, codes = false, r#loop = None))]
@@ -432,12 +280,8 @@ impl Client {
         codes: bool,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move { client.exist_many(&asked, deadline).await };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        self.each(py, keys, codes, r#loop, move |client, keys| async move { client.exist_many(&keys, deadline).await })
     }
 
     #[pyo3(signature = (keys, *, deadline = None, codes = false, r#loop = None))]
@@ -449,15 +293,11 @@ impl Client {
         codes: bool,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move {
-            let stats = client.stat_many(&asked, deadline).await;
+        self.each(py, keys, codes, r#loop, move |client, keys| async move {
+            let stats = client.stat_many(&keys, deadline).await;
             stats.into_iter().map(|stat| stat.and_then(results::size_of)).collect::<Vec<_>>()
-        };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        })
     }
 
     #[pyo3(signature = (keys, *, deadline = None, r#loop = None))]
@@ -468,12 +308,8 @@ impl Client {
         deadline: Option<f64>,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move { client.stat_many(&asked, deadline).await };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, false))
+        self.each(py, keys, false, r#loop, move |client, keys| async move { client.stat_many(&keys, deadline).await })
     }
 
     #[pyo3(signature = (prefix = None, regex = String::new(), *, data_type = None, limit = 0, after = None, deadline = None,
@@ -492,9 +328,10 @@ impl Client {
         let matching = Matching { prefix: prefix.map_or(Ok(Bytes::new()), args::key)?, regex };
         let filter = ListFilter { matching, data_type: data_type.map(args::data_type).transpose()? };
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let work = async move { client.list_matching(&filter, limit, &after.unwrap_or_default(), deadline).await };
-        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |page| results::page(py, page)))
+        let work = move |client: RustClient| async move {
+            client.list_matching(&filter, limit, &after.unwrap_or_default(), deadline).await
+        };
+        self.one(py, r#loop, work, results::page)
     }
 
     #[pyo3(signature = (keys, *, force = false, deadline = None, codes = false, r#loop = None))]
@@ -507,12 +344,10 @@ impl Client {
         codes: bool,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move { client.remove_many(&asked, mode(force), deadline).await };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        self.each(py, keys, codes, r#loop, move |client, keys| async move {
+            client.remove_many(&keys, mode(force), deadline).await
+        })
     }
 
     #[pyo3(signature = (prefix = None, regex = String::new(), *, force = false, after = None, deadline = None, r#loop = None))]
@@ -527,11 +362,11 @@ impl Client {
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
         let matching = Matching { prefix: prefix.map_or(Ok(Bytes::new()), args::key)?, regex };
-        let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let work =
-            async move { client.remove_matching(&matching, mode(force), after.map(Bytes::from), deadline).await };
-        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |removed| results::removed(py, removed)))
+        let (deadline, after) = (args::deadline(deadline)?, after.map(Bytes::from));
+        let work = move |client: RustClient| async move {
+            client.remove_matching(&matching, mode(force), after, deadline).await
+        };
+        self.one(py, r#loop, work, results::removed)
     }
 
     #[pyo3(signature = (keys, *, on = true, ttl = None, deadline = None, codes = false, r#loop = None))]
@@ -545,14 +380,12 @@ impl Client {
         codes: bool,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let ttl = ttl.map(|ttl| args::duration(ttl, "ttl")).transpose()?;
         let pin = if on { SoftPin::Enable(ttl) } else { SoftPin::Disable };
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move { client.pin_many(&asked, pin, deadline).await };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, codes))
+        let work =
+            move |client: RustClient, keys: Arc<Vec<Bytes>>| async move { client.pin_many(&keys, pin, deadline).await };
+        self.each(py, keys, codes, r#loop, work)
     }
 
     #[pyo3(signature = (keys, segment = String::new(), *, deadline = None, r#loop = None))]
@@ -564,12 +397,10 @@ impl Client {
         deadline: Option<f64>,
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
-        let keys = Arc::new(args::keys(keys)?);
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let asked = keys.clone();
-        let work = async move { client.clear_replicas(&asked, &segment, deadline).await };
-        call.run(py, r#loop, work, move |py, results| results::list(py, &keys, results, false))
+        self.each(py, keys, false, r#loop, move |client, keys| async move {
+            client.clear_replicas(&keys, &segment, deadline).await
+        })
     }
 
     #[pyo3(signature = (key, targets, *, deadline = None, r#loop = None))]
@@ -641,9 +472,8 @@ impl Client {
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
         let deadline = self.until(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let work = async move { admin::query_task(&client, task_id, deadline).await };
-        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |task| results::task(py, task)))
+        let work = move |client| async move { admin::query_task(&client, task_id, deadline).await };
+        self.one(py, r#loop, work, results::task)
     }
 
     #[pyo3(signature = (task_id, *, deadline = None, r#loop = None))]
@@ -655,25 +485,22 @@ impl Client {
         r#loop: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Object> {
         let deadline = self.until(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let work = async move { admin::cancel_task(&client, task_id, deadline).await };
-        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |()| Ok(py.None())))
+        let work = move |client| async move { admin::cancel_task(&client, task_id, deadline).await };
+        self.one(py, r#loop, work, |py, ()| Ok(py.None()))
     }
 
     #[pyo3(signature = (*, deadline = None, r#loop = None))]
     fn segments(&self, py: Python<'_>, deadline: Option<f64>, r#loop: Option<&Bound<'_, PyAny>>) -> PyResult<Object> {
         let deadline = self.until(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let work = async move { admin::status(&client, deadline).await };
-        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |status| results::segments(py, status)))
+        let work = move |client| async move { admin::status(&client, deadline).await };
+        self.one(py, r#loop, work, results::segments)
     }
 
     #[pyo3(signature = (*, deadline = None, r#loop = None))]
     fn ping(&self, py: Python<'_>, deadline: Option<f64>, r#loop: Option<&Bound<'_, PyAny>>) -> PyResult<Object> {
         let deadline = args::deadline(deadline)?;
-        let (client, call) = self.begin(py)?;
-        let work = async move { admin::ping(&client, deadline).await };
-        call.run(py, r#loop, work, |py, outcome| results::raised(py, outcome, |took| took.as_secs_f64().shown(py)))
+        let work = move |client| async move { admin::ping(&client, deadline).await };
+        self.one(py, r#loop, work, |py, took| took.as_secs_f64().shown(py))
     }
 
     fn leader(&self, py: Python<'_>) -> PyResult<Option<String>> {
@@ -695,32 +522,6 @@ impl Client {
     fn __repr__(&self) -> String {
         let state = if self.closed() { "closed" } else { "open" };
         format!("Client({state}, tenant={:?})", self.tenant)
-    }
-}
-
-impl Client {
-    fn create_task(
-        &self,
-        py: Python<'_>,
-        request: CreateTaskRequest,
-        deadline: Option<f64>,
-        asyncio: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Object> {
-        let deadline = self.until(deadline)?;
-        let request = CreateTaskRequest { tenant: self.tenant.clone(), ..request };
-        let (client, call) = self.begin(py)?;
-        let work = async move { admin::create_task(&client, request, deadline).await };
-        call.run(py, asyncio, work, |py, outcome| results::raised(py, outcome, |task_id: u64| task_id.shown(py)))
-    }
-
-    /// How long a call may take: what it says, or this client's default.
-    fn limit(&self, deadline: Option<f64>) -> PyResult<Duration> {
-        args::duration(deadline.unwrap_or(self.deadline), "the deadline")
-    }
-
-    /// The end of such a call.
-    fn until(&self, deadline: Option<f64>) -> PyResult<tokio::time::Instant> {
-        Ok(tokio::time::Instant::now() + self.limit(deadline)?)
     }
 }
 

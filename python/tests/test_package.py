@@ -1,6 +1,7 @@
 """What the package promises as a package: its stub names what the module has, its documented snippets run."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -50,6 +51,14 @@ def test_every_public_name_is_documented():
     own = {name for name in vars(tidepool.Store) if not name.startswith("_")} - {"lend", "deadline"}
     other = {name for name in vars(tidepool.AsyncStore) if not name.startswith("_")} - {"connect"}
     assert own == other, "Store and AsyncStore have the same calls"
+
+
+def test_store_and_its_twin_for_asyncio_take_the_same_arguments():
+    calls = [name for name, member in vars(tidepool.Store).items() if inspect.isfunction(member) and not name.startswith("_")]
+    assert len(calls) > 20
+    for name in set(calls) - {"lend"}:
+        of, of_twin = (inspect.signature(getattr(cls, name)).parameters for cls in (tidepool.Store, tidepool.AsyncStore))
+        assert list(of.values()) == list(of_twin.values()), name
 
 
 def test_every_class_of_errors_is_raised_for_its_names():

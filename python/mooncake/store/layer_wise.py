@@ -1,8 +1,9 @@
 """Sessions: objects that are read, or put together, part by part (an engine's layers).
 
 A read session is of the object that the key had when it began: when the key has another one, or none, its reads fail (-704) and
-never mix the two. A put session is put together in this process and stored when it ends; until then nobody else sees any of it, and
-space in the cluster is not set aside: a cluster without room says so at the end.
+never mix the two. A put session is put together in this process and stored when it ends: objects are immutable and verified as a whole, so nothing
+of one can be in the cluster before all of it is known. Nobody else sees any of it until then, and space in the cluster is not set
+aside: a cluster without room says so at the end. What is put together has a limit (`sessions`).
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from mooncake.store.deadlines import for_put
 from mooncake.store.objects import RAISED, code_of
 from mooncake.store.ranges import Ranges
 from mooncake.store.replicate import ConfigRefused, ReplicateConfig, group_names, put_options
+from mooncake.store.sessions import Staged
 from tidepool import _native
 
 
@@ -153,32 +155,43 @@ class LayerWise(Ranges):
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
         """Stores the objects: 0 a key, -600 without a session. Bytes that were not written are zero."""
         results = [codes.INVALID_PARAMS] * len(keys)
-        by_options: dict[_native.PutOptions, list[tuple[int, str, _native.Memory, Optional[str]]]] = {}
+        by_options: dict[_native.PutOptions, list[tuple[int, str, Staged]]] = {}
+        sessions, ended = self._sessions, []
         for n, key in enumerate(keys):
-            staged = self._sessions.end_write(key)
+            staged = sessions.end_write(key)
             if staged is not None:
-                options, group = staged.config
-                by_options.setdefault(options, []).append((n, key, staged.memory, group))
-        client = self._client
-        for options, entries in by_options.items():
-            _, names, memories, groups = zip(*entries)
-            try:
-                if client is None:
-                    raise ConfigRefused(codes.INVALID_PARAMS, "the store is closed")
-                stored = client.put_many(
-                    names,
-                    memories,
-                    options,
-                    groups=[group or "" for group in groups] if any(groups) else None,
-                    deadline=for_put(self._deadline, sum(map(len, memories))),
-                    codes=True,
-                )
-            except RAISED as error:
-                stored = [code_of(error)] * len(entries)
-            for (n, *_), code in zip(entries, stored):
-                results[n] = code
+                ended.append(staged)
+                by_options.setdefault(staged.config[0], []).append((n, key, staged))
+        try:
+            for options, entries in by_options.items():
+                for (n, *_), code in zip(entries, self._store_staged(options, entries)):
+                    results[n] = code
+        finally:
+            sessions.forget(ended)
         return results
+
+    def _store_staged(
+        self, options: _native.PutOptions, entries: Sequence[tuple[int, str, Staged]]
+    ) -> Sequence[int]:
+        client = self._client
+        if client is None:
+            return [codes.INVALID_PARAMS] * len(entries)
+        groups = [staged.config[1] or "" for _, _, staged in entries]
+        try:
+            return client.put_many(
+                [key for _, key, _ in entries],
+                [staged.memory for _, _, staged in entries],
+                options,
+                groups=groups if any(groups) else None,
+                deadline=for_put(self._deadline, sum(staged.size for _, _, staged in entries)),
+                codes=True,
+            )
+        except RAISED as error:
+            return [code_of(error)] * len(entries)
 
     def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
         """Drops what was put together: 0 a key, -600 without a session."""
-        return [codes.OK if self._sessions.end_write(key) is not None else codes.INVALID_PARAMS for key in keys]
+        sessions = self._sessions
+        ended = [sessions.end_write(key) for key in keys]
+        sessions.forget([staged for staged in ended if staged is not None])
+        return [codes.INVALID_PARAMS if staged is None else codes.OK for staged in ended]

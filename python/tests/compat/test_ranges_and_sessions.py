@@ -2,7 +2,7 @@
 
 import pytest
 
-from compat.rig import Buffer, pattern
+from compat.rig import MIB, Buffer, pattern
 from mooncake.store import ReplicateConfig
 
 
@@ -111,11 +111,33 @@ def test_a_put_session_of_nothing(store, key, sizes):
     assert store.batch_put_session_start([key], sizes) == [-600]
 
 
-def test_what_is_put_together_has_a_limit(store, key):
-    assert store.batch_put_session_start([f"{key}-1", f"{key}-2"], [900 << 20, 900 << 20]) == [0, -200]
-    assert store.batch_put_session_revoke([f"{key}-1"]) == [0]
-    assert store.batch_put_session_start([f"{key}-2"], [900 << 20]) == [0]
-    store.batch_put_session_revoke([f"{key}-2"])
+def test_what_is_put_together_has_a_limit(make_store, key, caplog, monkeypatch):
+    monkeypatch.setattr("mooncake.store.sessions.STAGED_BYTES_MIN", MIB)
+    store = make_store(buffer=0)
+    a, b = f"{key}-1", f"{key}-2"
+    assert store.batch_put_session_start([a, b], [600_000, 600_000]) == [0, -200]
+    assert "600000 bytes of 1048576 are being put together" in caplog.text and b in caplog.text
+    assert store.batch_put_session_revoke([a, b]) == [0, -600]
+    assert store.batch_put_session_start([b], [600_000]) == [0]
+    assert store.batch_put_session_end([b]) == [0]
+    assert store.batch_put_session_start([a], [600_000]) == [0], "what was stored counts no longer"
+    with_more = make_store(segment=0, buffer=4 * MIB)
+    keys = [f"{key}-{n}" for n in range(3, 9)]
+    assert with_more.batch_put_session_start(keys, [MIB] * 6) == [0, 0, 0, 0, -200, -200]
+
+
+def test_sessions_have_a_limit(store, key, caplog, monkeypatch):
+    monkeypatch.setattr("mooncake.store.sessions.SESSIONS_MAX", 2)
+    keys = [f"{key}-{n}" for n in range(3)]
+    assert store.batch_put_session_start(keys, [10, 10, 10]) == [0, 0, -200]
+    assert "2 are open, the limit" in caplog.text
+    assert store.batch_put_session_end(keys) == [0, 0, -600]
+    assert store.batch_put_session_start(keys, [10, 10, 10]) == [-705, -705, 0]
+    assert store.batch_put_session_end(keys) == [-600, -600, 0]
+    caplog.clear()
+    assert store.batch_get_session_start(keys) == [0, 0, -200]
+    assert "2 are open, the limit" in caplog.text
+    assert store.batch_get_session_end(keys) == 0
 
 
 def test_a_put_session_has_a_config(store, key):
