@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use support::engine::Mood;
 use support::{FakeCluster, eventually, item, payload};
 use tidepool_client::{Client, ClientOptions, ErrorCode, PutItem, PutOptions, RemoveMode, Resolve};
-use tidepool_proto::Address;
+use tidepool_proto::{Address, NodeId};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(400));
 
@@ -351,21 +351,6 @@ async fn a_stale_master_is_refused() {
     assert_eq!(client.leader().unwrap(), cluster.masters[2].address);
 }
 
-/// A restored cluster has a new history: a client follows it without a restart.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_history_is_followed() {
-    let mut cluster = FakeCluster::start(2, 1);
-    cluster.directory.with(|s| s.term = 50);
-    let client = cluster.client().await;
-    client.put("k", "v", PutOptions::default()).await.unwrap();
-    cluster.masters[0].kill();
-    cluster.directory.with(|s| (s.history, s.term, s.leader) = (8, 2, Some(1)));
-    cluster.directory.with(|s| s.objects.clear());
-    assert!(!client.exist("k", None).await.unwrap());
-    client.put("k", "w", PutOptions::default()).await.unwrap();
-    assert_eq!(client.get("k", None).await.unwrap(), "w");
-}
-
 /// An address that takes connections and answers nothing delays nobody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_black_holed_member_blocks_nobody() {
@@ -489,8 +474,9 @@ async fn case_096_listed_is_readable_or_not_listed_any_more() {
             let mood = if (round >> (node - 1)) & 1 == 1 { Mood::Refuse } else { Mood::Serve };
             cluster.nodes.mood(node, mood);
         }
-        let well = 3 - (round & 7).count_ones() as usize;
-        eventually("well nodes are not suspect", || client.suspects().len() <= 3 - well).await;
+        // Which, not how many: one that was found well between a failed get and the look after it would be listed, and rightly so.
+        let is_well = |node: &NodeId| (round >> (node.0 - 1)) & 1 == 0;
+        eventually("well nodes are not suspect", || !client.suspects().iter().any(is_well)).await;
         for i in 0..12u64 {
             let key = format!("k{i}");
             if !client.exist(&key, None).await.unwrap() {

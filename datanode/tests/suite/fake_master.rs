@@ -39,6 +39,9 @@ pub struct State {
     /// Sent once.
     pub verify: Vec<v1::VerifyReplica>,
     pub verdicts: Vec<v1::Verdict>,
+    /// Sent once.
+    pub copies: Vec<v1::CopyOrder>,
+    pub copied: Vec<v1::CopyReport>,
     /// A master that answers FENCED in this older term.
     pub deposed: Option<(usize, u64)>,
     pub deposed_answers: usize,
@@ -87,6 +90,8 @@ impl Quorum {
             acknowledged: Vec::new(),
             verify: Vec::new(),
             verdicts: Vec::new(),
+            copies: Vec::new(),
+            copied: Vec::new(),
             deposed: None,
             deposed_answers: 0,
             refused_beats: 0,
@@ -275,9 +280,11 @@ impl Service {
                 state.fences.retain(|id| !beat.fenced_replicas.contains(id));
                 state.acknowledged.extend(&beat.fenced_replicas);
                 state.verdicts.extend(beat.verdicts.iter().cloned());
+                state.copied.extend(beat.copies.iter().cloned());
                 state.beats.push((self.index, beat));
                 response.fence_replicas = state.fences.clone();
                 response.verify = std::mem::take(&mut state.verify);
+                response.copy = std::mem::take(&mut state.copies);
             }
         }
         drop(state);

@@ -314,7 +314,8 @@ mod tests {
         machine
     }
 
-    /// A checkpoint of the state before would be judged as if it were this one's, and vouch for its images.
+    /// A checkpoint of the state before would be judged as if it were this one's, and vouch for its images. Fails when
+    /// the checkpoints or the doubt stay, and when a doubt about the state before is taken in (each tried).
     #[test]
     fn what_is_known_of_a_state_goes_when_another_is_installed() {
         let (machine, other) = (with_checkpoint(5), with_checkpoint(9));

@@ -281,11 +281,16 @@ fn agreed_of_this_history(service: &Service) -> Option<SnapshotFile> {
     let leadership = service.node().status().leadership;
     let applied_term = directory.applied().map_or(0, |(_, term)| term);
     let mut state = service.snapshots().state.lock();
-    // Whoever leads in a term had the op with which the history began in its log before the first entry of that term; and only who
-    // has applied an entry of its own term leads.
-    state.is_of_this_history |= leadership.role == Role::Leader || applied_term > 0 && applied_term == leadership.term;
+    state.is_of_this_history |= knows_its_history(leadership.role, leadership.term, applied_term);
     let began = directory.ancestors().iter().last().map(|ancestor| ancestor.until);
     (state.is_of_this_history && covers_beginning(file.position()?.index, began)).then_some(file)
+}
+
+/// Whether the op with which the present history began was applied: until then the directory names the histories of an image from
+/// before. Whoever leads in a term had that op in its log before the first entry of the term; and only who has applied an entry of its
+/// own term leads.
+fn knows_its_history(role: Role, term: u64, applied_term: u64) -> bool {
+    role == Role::Leader || applied_term > 0 && applied_term == term
 }
 
 /// Whether an image of this index covers the op with which the present history began; the first history began with none.
@@ -547,6 +552,15 @@ async fn ask_standbys(service: &Arc<Service>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A standby that has just started from an image of before names no ancestors yet, or too few: nothing of it is published until it
+    /// has applied what the present leader logged. Fails when everybody is taken to know its history (tried).
+    #[test]
+    fn who_has_applied_nothing_of_the_present_term_does_not_know_its_history() {
+        assert!(!knows_its_history(Role::Standby, 5, 4) && !knows_its_history(Role::Standby, 0, 0));
+        assert!(!knows_its_history(Role::Candidate, 5, 4));
+        assert!(knows_its_history(Role::Standby, 5, 5) && knows_its_history(Role::Leader, 5, 5));
+    }
 
     #[test]
     fn an_image_from_before_the_history_is_not_of_it() {

@@ -5,9 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
-
+use super::durable;
 use super::store::{NAMES_MAX, NewFile, Store, StoreError};
 
 /// What the name of a directory begins with while it is written.
@@ -32,13 +30,13 @@ impl LocalStore {
     }
 
     fn write_aside(&self, aside: &Path, files: &[NewFile<'_>]) -> Result<(), StoreError> {
-        fs::create_dir_all(aside).map_err(|e| failed(aside, e))?;
+        durable::create_directory(aside).map_err(|e| failed(aside, e))?;
         for file in files {
             let path = aside.join(file.name);
             let copy = || -> io::Result<u64> {
-                let mut out = File::create(&path)?;
+                let mut out = durable::create(&path)?;
                 let copied = copy((file.open)()?, &mut out)?;
-                out.sync_all()?;
+                durable::sync(&out, &path)?;
                 Ok(copied)
             };
             let copied = copy().map_err(|e| failed(&path, e))?;
@@ -55,11 +53,11 @@ impl LocalStore {
     fn put_in_place(&self, aside: &Path, place: &Path, before: Option<&Path>) -> Result<(), StoreError> {
         if let Some(before) = before {
             self.remove_unfinished_one(before)?;
-            fs::rename(place, before).map_err(|e| failed(place, e))?;
+            durable::rename(place, before).map_err(|e| failed(place, e))?;
         }
-        if let Err(error) = fs::rename(aside, place) {
+        if let Err(error) = durable::rename(aside, place) {
             if let Some(before) = before {
-                fs::rename(before, place).map_err(|e| failed(before, e))?;
+                durable::rename(before, place).map_err(|e| failed(before, e))?;
             }
             return Err(failed(place, error));
         }
@@ -70,7 +68,7 @@ impl LocalStore {
     fn create_parents(&self, path: &Path) -> Result<(), StoreError> {
         let Some(parent) = path.parent() else { return Ok(()) };
         let missing: Vec<&Path> = parent.ancestors().take_while(|dir| !dir.exists()).collect();
-        fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
+        durable::create_directory(parent).map_err(|e| failed(parent, e))?;
         for dir in missing {
             if let Some(above) = dir.parent() {
                 sync_directory(above)?;
@@ -85,16 +83,7 @@ fn failed(path: &Path, source: io::Error) -> StoreError {
 }
 
 fn sync_directory(path: &Path) -> Result<(), StoreError> {
-    File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| failed(path, e))
-}
-
-/// Exchanges two directories in one step, so that there is a whole one at every moment; false where the file system cannot.
-fn exchange(one: &Path, other: &Path) -> Result<bool, StoreError> {
-    match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
-        Ok(()) => Ok(true),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => Ok(false),
-        Err(error) => Err(failed(other, error.into())),
-    }
+    durable::sync_names(path).map_err(|e| failed(path, e))
 }
 
 /// As `io::copy`, with a large buffer and no shortcut past the reader, which may slow it down or stop it.
@@ -113,7 +102,7 @@ fn copy(mut input: Box<dyn Read + Send>, out: &mut File) -> io::Result<u64> {
 }
 
 fn remove_if_there(path: &Path) -> Result<(), StoreError> {
-    match fs::remove_file(path) {
+    match durable::remove(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(path, error)),
         _ => Ok(()),
     }
@@ -166,7 +155,7 @@ impl Store for LocalStore {
         let written = self.write_aside(&aside, files).and_then(|()| {
             let had_one = place.exists();
             let before = match had_one {
-                true if exchange(&aside, &place)? => aside.clone(),
+                true if durable::exchange(&aside, &place).map_err(|e| failed(&place, e))? => aside.clone(),
                 _ => parent.join(format!("{WRITING}{name}{BEFORE}")),
             };
             if before != aside {
@@ -188,10 +177,10 @@ impl Store for LocalStore {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let aside = path.with_file_name(format!("{WRITING}{name}"));
         let run = || -> io::Result<()> {
-            let mut file = File::create(&aside)?;
+            let mut file = durable::create(&aside)?;
             file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&aside, &path)
+            durable::sync(&file, &aside)?;
+            durable::rename(&aside, &path)
         };
         if let Err(error) = run() {
             let _ = fs::remove_file(&aside);
@@ -236,7 +225,7 @@ impl Store for LocalStore {
 
 impl LocalStore {
     fn remove_unfinished_one(&self, path: &Path) -> Result<(), StoreError> {
-        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        let removed = if path.is_dir() { durable::remove_directory(path) } else { durable::remove(path) };
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(path, error)),
             _ => Ok(()),

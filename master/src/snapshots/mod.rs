@@ -5,7 +5,7 @@
 //! log, and what is published starts nothing by itself (I5): restoring is an explicit command.
 //!
 //! `location` is where (one URL), `layout` what the names there mean, `descriptor` whose state a snapshot is, `store` what a
-//! place can do and `local` and `s3` the two kinds; `catalogue` reads, `publish` writes, as fast as `pace` allows, `retention` removes, `policy` says
+//! place can do and `local` and `s3` the two kinds, `durable` the steps in which a directory keeps what it was given; `catalogue` reads, `publish` writes, as fast as `pace` allows, `retention` removes, `policy` says
 //! when.
 
 // Files, sockets and their clocks belong here; the directory has none of them.
@@ -13,6 +13,9 @@
 
 mod catalogue;
 mod descriptor;
+mod durable;
+#[cfg(test)]
+mod durable_tests;
 mod layout;
 mod local;
 mod location;

@@ -187,7 +187,8 @@ fn a_snapshot_in_another_clusters_or_nodes_place_is_refused() {
     assert_eq!(place.catalogue.candidates().unwrap().len(), 4);
 }
 
-/// Parts and manifest fit each other, their index is that of the descriptor, and they are of another state.
+/// Parts and manifest fit each other, their index is that of the descriptor, and they are of another state. Fails
+/// when the manifest is not compared with the descriptor's hash of it (tried).
 #[test]
 fn parts_and_manifest_of_another_state_of_the_same_index_are_refused() {
     let published = |name: &str| {

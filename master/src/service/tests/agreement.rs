@@ -9,8 +9,8 @@ use tidepool_raft::{PayloadHash, StoppedAt};
 
 use super::*;
 use crate::directory::{Directory, Op, Outcome};
+use crate::service::Stopped;
 use crate::service::machine::AppliedEntry;
-use crate::service::{Stopped, snapshots};
 
 /// Log on disk: two snapshots' worth of 8 MiB, what a third brings until it is agreed, and RocksDB's own files.
 const LOG_BYTES_MAX: u64 = 96 << 20;
@@ -21,7 +21,7 @@ struct Trio {
     _dir: tempfile::TempDir,
 }
 
-fn options(dir: &std::path::Path, size: u64, adjust: impl Fn(&mut MasterOptions)) -> Vec<MasterOptions> {
+pub(super) fn options(dir: &std::path::Path, size: u64, adjust: impl Fn(&mut MasterOptions)) -> Vec<MasterOptions> {
     // Held until all are drawn, so that no port comes twice.
     let listeners: Vec<_> =
         (0..size).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
@@ -44,7 +44,7 @@ fn options(dir: &std::path::Path, size: u64, adjust: impl Fn(&mut MasterOptions)
 }
 
 /// Starts one; its port and its log may still be held by an earlier life.
-async fn start(options: &MasterOptions) -> Rig {
+pub(super) async fn start(options: &MasterOptions) -> Rig {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
     loop {
         match Master::start(options.clone(), LogFilter::fixed()).await {
@@ -245,56 +245,6 @@ async fn a_leader_that_compares_nothing_does_not_keep_the_others_from_it() {
     for rig in trio.rigs {
         rig.master.shutdown().await;
     }
-}
-
-fn published(below: &std::path::Path) -> usize {
-    let files = std::fs::read_dir(below).into_iter().flatten().flatten();
-    files.map(|file| if file.path().is_dir() { published(&file.path()) } else { 1 }).sum()
-}
-
-async fn publishing(below: &std::path::Path) -> Rig {
-    let location = format!("file://{}", below.display());
-    Rig::start(|options| {
-        options.snapshot_location = Some(location.parse().expect("a location"));
-        options.snapshot_interval = Duration::ZERO;
-        options.snapshot_on_shutdown = true;
-        // Nothing is judged unless somebody asks for it.
-        options.checkpoint_interval = Duration::from_secs(3_600);
-        options.audit_interval = Duration::ZERO;
-    })
-    .await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_quorum_of_one_publishes_at_once_what_it_agrees_on() {
-    let below = tempfile::tempdir().expect("a temporary directory");
-    let rig = publishing(below.path()).await;
-    until("it leads", || async { rig.service.tenure().is_ok() }).await;
-    rig.hello(1).await;
-    let taken = snapshots::take(&rig.service, snapshots::Image::New).await.expect("taken");
-    assert!(taken.is_published && published(below.path()) > 0);
-    let agreed = rig.service.node().agreed_snapshot().and_then(|file| file.position());
-    assert!(agreed >= Some(taken.at), "{agreed:?}");
-    rig.master.shutdown().await;
-}
-
-/// What is in doubt is not published, on demand or at the stop, and taking it does not hang.
-/// Tried without comparing what an image holds with the digest: fails.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_doubt_is_not_published() {
-    let below = tempfile::tempdir().expect("a temporary directory");
-    let rig = publishing(below.path()).await;
-    rig.datanode(1, 1 << 24).await;
-    let session = rig.hello(1).await;
-    rig.put(session, "k", "").await;
-    rig.service.directory().flip_a_record();
-    let taking = snapshots::take(&rig.service, snapshots::Image::New);
-    let taken = tokio::time::timeout(Duration::from_secs(30), taking).await.expect("it hangs");
-    let refused = taken.expect_err("it was taken");
-    assert!(refused.message().contains("next checkpoint judges"), "{refused}");
-    assert!(rig.service.machine().doubted().is_some());
-    rig.master.shutdown().await;
-    assert_eq!(published(below.path()), 0, "what is in doubt was published");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,8 @@
 mod agreement;
 mod fuzz;
 mod fuzzer;
+mod histories;
+mod publishing;
 mod reads;
 mod requests;
 
