@@ -88,6 +88,46 @@ async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
     assert_eq!(code(&error), ErrorCode::FitsNowhere, "{error:?}");
 }
 
+/// What is larger than its tenant's whole quota is told so at once, by a code that clients do not repeat; what is within the quota
+/// is told to come again, or stored.
+#[tokio::test]
+async fn what_no_quota_can_hold_is_said_at_once() {
+    let quorum = Quorum::start(|_| {}).await;
+    let first = quorum.datanode_on("a", 8 * MIB).await;
+    let mut admin = AdminServiceClient::connect(quorum.uri.clone()).await.expect("admin");
+    // So long that the test would not end if the calls waited.
+    let mut patient = Client { remaining_ms: 300_000, ..quorum.client().await };
+    let request = |key: &'static str, length: u64, replica_num: u32, mode: v1::ReplicaMode| v1::PutStartRequest {
+        items: vec![item(key.as_bytes(), length, rand::random())],
+        replica_num,
+        replica_mode: mode as i32,
+        ..Default::default()
+    };
+    let (best_effort, strict) = (v1::ReplicaMode::BestEffort, v1::ReplicaMode::Strict);
+    for (name, refuse_over_quota) in [("evicts", false), ("refuses", true)] {
+        let tenant = v1::SetTenantRequest { name: name.into(), quota_bytes: MIB, quota_objects: 0, refuse_over_quota };
+        assert_eq!(admin.set_tenant(tenant).await.expect("set").into_inner().error, None);
+        patient.tenant = name.to_owned();
+        let error = patient.start_all(request("large", 2 * MIB, 1, best_effort)).await[0].error.clone();
+        assert_eq!(code(&error), ErrorCode::FitsNowhere, "{name}: {error:?}");
+        assert!(error.expect("refused").message.contains(&format!("tenant '{name}' may hold 1048576")));
+    }
+    // Two copies are above the quota; where there is room for one only, one is stored.
+    patient.tenant = "evicts".to_owned();
+    let codes = patient.put_all(request("one copy", 600_000, 2, best_effort), &first).await;
+    assert_eq!(codes, [ErrorCode::Ok]);
+    let mut hasty = Client { remaining_ms: 300, tenant: "refuses".to_owned(), ..quorum.client().await };
+    assert_eq!(hasty.put_all(request("a", 600_000, 1, best_effort), &first).await, [ErrorCode::Ok]);
+    let codes = hasty.put_all(request("b", 600_000, 2, best_effort), &first).await;
+    assert_eq!(codes, [ErrorCode::TenantQuotaExceeded], "it fits once the first is gone");
+    let _second = quorum.datanode_on("b", 8 * MIB).await;
+    for mode in [best_effort, strict] {
+        let error = patient.start_all(request("two copies", 600_000, 2, mode)).await[0].error.clone();
+        assert_eq!(code(&error), ErrorCode::FitsNowhere, "{mode:?}: {error:?}");
+        assert!(error.expect("refused").message.contains("2 times"));
+    }
+}
+
 /// A datanode that restarts leaves, and comes back: so soon after a change nothing is final, and a client asks again.
 #[tokio::test]
 async fn what_was_mounted_a_moment_ago_is_not_the_last_word() {
@@ -304,7 +344,7 @@ async fn huge_quotas_are_quotas_and_small_ones_hold() {
         (-1i64 as u64, -1i64 as u64, ErrorCode::Ok),
         (i64::MIN as u64, u64::MAX, ErrorCode::Ok),
         (u64::MAX - 64, 1, ErrorCode::Ok),
-        (1, 1, ErrorCode::TenantQuotaExceeded),
+        (1, 1, ErrorCode::FitsNowhere),
         (u64::MAX, 1, ErrorCode::TenantQuotaExceeded),
     ];
     client.tenant = "t".to_owned();

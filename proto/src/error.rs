@@ -100,7 +100,8 @@ error_codes! {
     ReplicaAlreadyExists = 36, "REPLICA_ALREADY_EXISTS", -711, fatal;
     /// The put would pin more for good than may be without a quota.
     HardPinLimit = 37, "HARD_PIN_LIMIT_EXCEEDED", -200, fatal;
-    /// The put fits nowhere, however much is evicted: no segment is large enough, or there are too few of them for its copies.
+    /// The put fits nowhere, however much is evicted: no segment is large enough, there are too few of them for its copies, or it is
+    /// above its tenant's whole quota.
     FitsNowhere = 38, "FITS_NOWHERE", -200, fatal;
 
     /// No such segment, or of another node.

@@ -8,8 +8,11 @@ from typing import Iterator, List
 
 import pytest
 
+import patience
 import tidepool
 from support import Quorum
+
+patience.widen()
 
 _names = itertools.count()
 

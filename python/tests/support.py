@@ -12,10 +12,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import patience
 from tidepool import _program
 
 #: Longest wait for anything to come up.
-UP_WITHIN = 30.0
+UP_WITHIN = 30.0 * patience.FACTOR
 LOOK_EVERY = 0.02
 
 

@@ -9,15 +9,16 @@ import time
 
 import pytest
 
+import patience
 from support import state, until
 
 #: A script that hangs is a failure, not a wait.
-SCRIPT_WITHIN = 60
+SCRIPT_WITHIN = 60 * patience.FACTOR
 
 
 def run(script: str, masters: str, *, expect: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script), masters],
+        [sys.executable, "-X", "faulthandler", "-c", patience.PREAMBLE + textwrap.dedent(script), masters],
         capture_output=True,
         text=True,
         timeout=SCRIPT_WITHIN,

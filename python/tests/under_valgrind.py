@@ -2,7 +2,8 @@
 """Runs pytest under valgrind's memcheck and shows what it found in the native module: under_valgrind.py [PYTEST ARGUMENT ...]
 
 What has no frame of the module in its stack is CPython's, numpy's or the loader's, and is only counted. The tests' child processes are
-followed, the tidepool program is not. Needs valgrind; takes 20 to 50 times as long as the tests alone.
+followed, the tidepool program is not. Needs valgrind; takes 20 to 50 times as long as the tests alone, so their deadlines are as much
+wider (`patience`) unless TIDEPOOL_TEST_PATIENCE says otherwise.
 """
 
 import ctypes
@@ -25,6 +26,8 @@ SUPPRESSED = """{
   fun:*registry*check*
 }
 """
+#: How much longer tests wait, and calls that name no deadline.
+PATIENCE = "20"
 #: Children that are not followed.
 SKIPPED = "*/tidepool,*/gcc,*/cc,*/ld,*/ldconfig*,*/sh"
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
@@ -70,7 +73,8 @@ def main() -> int:
             sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=3600", *sys.argv[1:],
         ]  # fmt: skip
         # Python's own allocator would hide what is read after it was freed.
-        environment = {**os.environ, "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {"TIDEPOOL_TEST_PATIENCE": PATIENCE, **os.environ, "PYTHONMALLOC": "malloc"}
+        environment.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
         code = subprocess.call(command, env=environment, preexec_fn=without_get_auxv)
         found = []
         for path in glob.glob(f"{directory}/*"):

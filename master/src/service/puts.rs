@@ -418,6 +418,9 @@ impl<'a> Batch<'a> {
     /// counts, that of a suspect or excluded node too: it may be back in a moment. Where none is mounted yet, or what is mounted changed
     /// a moment ago, nothing is known.
     fn fits_nowhere(&self, service: &Service, tenure: &Tenure, i: usize, error: &Error) -> Option<Error> {
+        if error.code() == ErrorCode::TenantQuotaExceeded {
+            return self.fits_no_quota(service, i);
+        }
         if !is_short_of_space(error) {
             return None;
         }
@@ -446,6 +449,30 @@ impl<'a> Batch<'a> {
         Some(Error::new(ErrorCode::FitsNowhere, message))
     }
 
+    /// What is wrong with an item that takes more than its tenant's whole quota. Of a best-effort put only those copies count that
+    /// there are segments for: with fewer it may be stored.
+    fn fits_no_quota(&self, service: &Service, i: usize) -> Option<Error> {
+        let tenant = service.directory().tenant_view(self.tenant)?;
+        let item = &self.request.items[i];
+        let bytes = extent_bytes(item.length);
+        let copies = match self.mode {
+            ReplicaMode::Strict => self.replica_num as usize,
+            ReplicaMode::BestEffort => {
+                let segments = service.directory().segments();
+                segments.iter().filter(|s| s.capacity >= bytes).count().clamp(1, self.replica_num as usize)
+            }
+        };
+        if tenant.quota.bytes == 0 || bytes.saturating_mul(copies as u64) <= tenant.quota.bytes {
+            return None;
+        }
+        let key = String::from_utf8_lossy(&item.key);
+        let message = format!(
+            "key '{key}' takes {bytes} bytes, {copies} times; tenant '{}' may hold {}: raise its quota, store less, or ask for fewer copies",
+            tenant.name, tenant.quota.bytes
+        );
+        Some(Error::new(ErrorCode::FitsNowhere, message))
+    }
+
     /// Whether an item was refused for lack of room that may yet be made: not if no segment is large enough, or the
     /// tenant does not want its own evicted.
     fn waits_for_room(&self, service: &Service, i: usize, error: &Error) -> bool {
@@ -456,9 +483,7 @@ impl<'a> Batch<'a> {
                 return service.directory().counts().objects >= service.options().objects_max;
             }
             ErrorCode::TenantQuotaExceeded => {
-                let need = self.need(i);
-                let tenant = service.directory().tenant_view(self.tenant);
-                return tenant.is_some_and(|t| !t.quota.refuse && (t.quota.bytes == 0 || need <= t.quota.bytes));
+                return service.directory().tenant_view(self.tenant).is_some_and(|t| !t.quota.refuse);
             }
             _ => return false,
         };

@@ -186,7 +186,7 @@ impl Client {
         let mut codes = Vec::new();
         for (key, grant) in keys.iter().zip(self.start_all(request).await) {
             codes.push(match grant.error {
-                Some(error) => ErrorCode::from_u32(error.code),
+                Some(error) => ErrorCode::of_item(&error),
                 None => code(&self.end(key, &grant, node).await.error),
             });
         }

@@ -11,9 +11,11 @@ import socket
 import subprocess
 import time
 
-READY_S = 30.0
+import patience
+
+READY_S = 30.0 * patience.FACTOR
 #: Read lease of the clusters here, so that tests can wait for its end.
-LEASE_S = 0.5
+LEASE_S = 0.5 * patience.FACTOR
 MIB = 1 << 20
 
 
