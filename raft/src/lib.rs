@@ -35,6 +35,7 @@ pub mod network;
 mod node;
 mod open;
 mod options;
+mod own_disk;
 mod peer;
 mod propose;
 mod read;
@@ -48,7 +49,6 @@ pub mod rt;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
 mod skips;
-mod slow_disk;
 pub mod snapshot;
 mod status;
 mod tokio_node;

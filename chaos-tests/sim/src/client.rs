@@ -65,6 +65,8 @@ pub struct Client {
     tenant: &'static str,
     /// Whether a reader may blame bytes that do not verify on a flipped bit.
     pub bits_flip: bool,
+    /// Whether its clock goes as all others do; otherwise its leases may end before it knows.
+    clocks_agree: bool,
     /// Whether it stays with a master that does not answer, until that one refuses.
     pub stays: bool,
 }
@@ -109,6 +111,7 @@ impl Client {
             keys: params.special,
             tenant: "",
             bits_flip: false,
+            clocks_agree: params.clocks_agree(),
             stays: false,
         }
     }

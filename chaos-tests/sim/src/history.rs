@@ -101,6 +101,7 @@ struct Inner {
     calls: Vec<Call>,
     wrong: Vec<Wrong>,
     definite: u64,
+    outlived: u64,
     /// Histories of the cluster, oldest first.
     histories: Vec<u64>,
 }
@@ -164,6 +165,16 @@ impl History {
     pub fn wrong(&self, what: String) {
         self.trace.say(&format!("WRONG {what}"));
         self.inner.lock().wrong.push(Wrong { at: now(), what });
+    }
+
+    /// A reader believed in its lease, and was refused or found other bytes: a miss. Wrong if all clocks go alike.
+    pub fn outlived(&self) {
+        self.inner.lock().outlived += 1;
+    }
+
+    /// How often that was so.
+    pub fn all_outlived(&self) -> u64 {
+        self.inner.lock().outlived
     }
 
     /// Calls that ended.

@@ -22,9 +22,15 @@ struct Arguments {
     /// Leave a guard out, to see that it would be noticed.
     #[arg(long, value_parser = guard)]
     plant: Option<Plant>,
+    /// The circumstances in which a guard is left out, with the guard in place: it must pass.
+    #[arg(long, value_parser = guard)]
+    provoke: Option<Plant>,
     /// Nothing goes wrong.
     #[arg(long)]
     calm: bool,
+    /// Clocks differ by far more than 5 %.
+    #[arg(long)]
+    wild_clocks: bool,
     /// Run each seed twice and compare.
     #[arg(long)]
     twice: bool,
@@ -46,8 +52,15 @@ fn guard(text: &str) -> Result<Plant, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let asked = Asked { calm: arguments.calm, trace: arguments.trace, planted: arguments.plant };
-    let next = AtomicU64::new(arguments.seeds.start);
+    let wild_clocks = arguments.wild_clocks;
+    let asked = Asked {
+        calm: arguments.calm,
+        wild_clocks,
+        trace: arguments.trace,
+        planted: arguments.plant,
+        provoked: arguments.provoke,
+    };
+    let (next, outlived) = (AtomicU64::new(arguments.seeds.start), AtomicU64::new(0));
     let (failures, done) = (Mutex::new(Vec::<Box<Failure>>::new()), Mutex::new((0u64, 0u64, 0u64, 0u64)));
     let work = || loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -63,6 +76,7 @@ fn main() -> ExitCode {
         }
         match result {
             Ok(report) => {
+                outlived.fetch_add(report.outlived, Ordering::Relaxed);
                 let mut done = done.lock();
                 *done = (done.0 + 1, done.1 + report.calls, done.2 + report.undecided, done.3 ^ report.hash);
                 if arguments.seeds.end - arguments.seeds.start == 1 {
@@ -85,6 +99,9 @@ fn main() -> ExitCode {
     });
     let (passed, calls, undecided, hash) = *done.lock();
     let failed = failures.lock().len();
-    println!("{passed} seeds passed, {failed} failed; {calls} calls, {undecided} keys undecided; hash {hash:016x}");
+    let outlived = outlived.into_inner();
+    println!(
+        "{passed} seeds passed, {failed} failed; {calls} calls, {undecided} keys undecided, {outlived} leases outlived; hash {hash:016x}"
+    );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -217,7 +217,8 @@ impl Nemesis {
         self.restores += 1;
         self.net.trace.say("all masters are lost; one begins from an image");
         self.changes.clear();
-        self.quorum.restore(&image, &self.observer)?;
+        let kept = self.quorum.restore(&image, &self.observer)?;
+        *self.struck.entry("RestoredKeys".to_owned()).or_default() += kept;
         let enrolled = self.quorum.enrolled();
         for id in &enrolled {
             self.quorum.start(*id).await?;

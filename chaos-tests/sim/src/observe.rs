@@ -77,10 +77,11 @@ impl Observer {
         self.history.begins(history);
     }
 
-    /// All masters are gone, and one is about to begin from an image of this index, in another history.
-    pub fn restored(&self, index: u64, history: u64) {
+    /// All masters are gone, and one is about to begin from an image of this index, in another history. Answers how many keys have an
+    /// object in it.
+    pub fn restored(&self, index: u64, history: u64) -> u64 {
         let at = now();
-        {
+        let kept = {
             let mut inner = self.inner.lock();
             let (_, (states, pinned)) =
                 inner.known.range(..=index).next_back().map_or_else(Default::default, |(i, k)| (*i, k.clone()));
@@ -92,8 +93,10 @@ impl Observer {
             inner.known.retain(|known, _| *known <= index);
             (inner.before, inner.states, inner.pinned) = (states.clone(), states, pinned);
             (inner.last, inner.term) = (Some((index, at)), (0, at));
-        }
+            inner.states.values().flatten().count() as u64
+        };
         self.begins(history);
+        kept
     }
 
     /// A datanode's process died, or another one took its place.

@@ -10,6 +10,11 @@ use crate::keys::Keys;
 /// Fewer kinds than this, and one of them is all that happens.
 const KINDS_MIN: usize = 4;
 
+/// How much a clock may be wrong in millionths: any two then differ by 5 % at most, which leases allow for (T2).
+pub const SKEW_PPM_MAX: i64 = 25_000;
+/// How much clocks are wrong in runs that show what happens beyond that.
+const SKEW_PPM_WILD: i64 = 300_000;
+
 /// The swarm's parameters.
 #[derive(Clone, Debug)]
 pub struct Params {
@@ -139,7 +144,7 @@ impl Params {
             faults_for: Duration::from_millis(random.range(2_500, 5_000)),
             fault_pause_ms: random.range(200, 900),
             sync_us: random.range(50, 3_000),
-            skew_ppm: if random.chance(50) { random.range(0, 20_000) as i64 } else { 0 },
+            skew_ppm: if random.chance(50) { random.range(0, SKEW_PPM_MAX as u64) as i64 } else { 0 },
             late: (random.range(0, 30), random.range(20, 1_500)),
             stalls: random.range(0, 60),
             faults,
@@ -154,6 +159,19 @@ impl Params {
             },
             overtaken: random.range(0, 60),
         }
+    }
+
+    /// Whether leases mean the same to all.
+    pub fn clocks_agree(&self) -> bool {
+        self.skew_ppm <= SKEW_PPM_MAX
+    }
+
+    /// Clocks that differ by far more than they may, slow readers, and little space, so that what a lease protected is soon used again.
+    pub fn wild_clocks(seed: u64) -> Params {
+        let mut params = Params { skew_ppm: SKEW_PPM_WILD, segment_bytes: 64 << 10, stalls: 100, ..Params::of(seed) };
+        // Bytes that went bad by themselves would be taken for those of a lease that is over.
+        params.faults.retain(|fault| *fault != Fault::FlipBit);
+        params
     }
 
     /// The same, and nothing goes wrong.

@@ -141,8 +141,9 @@ impl Quorum {
         Quorum { cluster, net, params, running, starting, enrolled, joining, skew: Arc::new(skew) }
     }
 
-    /// All masters are lost with all they hold, and the first one is made from `image`, alone; the others join it later.
-    pub fn restore(&self, image: &Image, observer: &Observer) -> Result<(), String> {
+    /// All masters are lost with all they hold, and the first one is made from `image`, alone; the others join it later. Answers how
+    /// many keys have an object in it.
+    pub fn restore(&self, image: &Image, observer: &Observer) -> Result<u64, String> {
         for id in 1..=MASTERS + SPARES {
             self.kill(id, 0, false);
             self.cluster.clear(id).map_err(|error| error.to_string())?;
@@ -156,8 +157,7 @@ impl Quorum {
         let now = now.map_err(|error| error.to_string())?;
         self.joining.lock().extend((1..=MASTERS).filter(|id| *id != FIRST));
         *self.enrolled.lock() = BTreeSet::from([FIRST]);
-        observer.restored(image.index, now.history.0);
-        Ok(())
+        Ok(observer.restored(image.index, now.history.0))
     }
 
     /// The newest image that may be published: of the present history, and agreed on.

@@ -46,6 +46,8 @@ pub struct Report {
     pub calls: u64,
     /// Keys whose order was not found in time, neither right nor wrong.
     pub undecided: u64,
+    /// Reads that were refused, or found other bytes, while their lease seemed to hold.
+    pub outlived: u64,
     /// Faults by name.
     pub struck: BTreeMap<String, u64>,
 }
@@ -74,7 +76,10 @@ impl fmt::Display for Failure {
             let begun = call.invoked as f64 / 1e9;
             writeln!(f, "  {begun:.6}..{ended} client {} key {} {:?}", call.client, call.key, call.event)?;
         }
-        let planted = self.planted.map_or_else(String::new, |plant| format!(" --plant {plant:?}"));
+        let mut planted = self.planted.map_or_else(String::new, |plant| format!(" --plant {plant:?}"));
+        if !self.params.clocks_agree() {
+            planted.push_str(" --wild-clocks");
+        }
         let seed = self.params.seed;
         write!(f, "replay: cargo run --release -p tidepool-sim -- --seeds {seed}..{} --trace{planted}", seed + 1)
     }
@@ -85,16 +90,24 @@ impl fmt::Display for Failure {
 pub struct Asked {
     /// Nothing goes wrong.
     pub calm: bool,
+    /// Clocks differ by more than they may.
+    pub wild_clocks: bool,
     /// Keep the lines of the trace.
     pub trace: bool,
     /// A guard that is left out.
     pub planted: Option<Plant>,
+    /// The circumstances in which this guard matters, with the guard in place.
+    pub provoked: Option<Plant>,
 }
 
 /// Runs one seed.
 pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
-    let mut params = if asked.calm { Params::calm(seed) } else { Params::of(seed) };
-    if let Some(plant) = asked.planted {
+    let mut params = match asked {
+        Asked { calm: true, .. } => Params::calm(seed),
+        Asked { wild_clocks: true, .. } => Params::wild_clocks(seed),
+        _ => Params::of(seed),
+    };
+    if let Some(plant) = asked.planted.or(asked.provoked) {
         params = provoke(params, plant);
     }
     let trace = if asked.trace { Trace::verbose() } else { Trace::default() };
@@ -144,7 +157,8 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
         return Err(fail(what, Vec::new(), &trace));
     }
     let calls = history.definite();
-    Ok(Report { hash: trace.hash(), events: trace.events(), calls_in_faults, calls, undecided, struck })
+    let outlived = history.all_outlived();
+    Ok(Report { hash: trace.hash(), events: trace.events(), calls_in_faults, calls, undecided, outlived, struck })
 }
 
 fn skew(params: &Params) -> BTreeMap<u64, i64> {

@@ -4,7 +4,7 @@
 
 use tidepool_raft::sim::SplitMix;
 use tidepool_sim::checker::{Verdict, judge};
-use tidepool_sim::history::{Call, Event};
+use tidepool_sim::history::{Call, Event, object_of};
 
 /// What a key holds, written down a second time and otherwise: the object put last, whether it is there, whether it shows.
 #[derive(Clone, Copy)]
@@ -19,7 +19,8 @@ fn happens(key: Key, event: Event) -> Option<Key> {
     let fits = match event {
         Event::Put(_) | Event::NothingToRemove => !key.is_there,
         Event::PutRefused | Event::Removed => key.is_there,
-        Event::Upsert(_) => true,
+        Event::Upsert(_) | Event::Restored(_) => true,
+        Event::Listed(object) => key.is_there && key.shows && object_of(key.object) == object,
         Event::Got(v) => key.is_there && key.shows && key.object == v,
         Event::Exists => key.is_there && key.shows,
         Event::Missed => !(key.is_there && key.shows),
@@ -30,6 +31,8 @@ fn happens(key: Key, event: Event) -> Option<Key> {
         Event::Removed | Event::Dropped(_) => Key { is_there: false, ..key },
         Event::Hidden(_) => Key { shows: false, ..key },
         Event::Shown(_) => Key { shows: true, ..key },
+        Event::Restored(Some((v, shows))) => Key { object: v, is_there: true, shows },
+        Event::Restored(None) => Key { is_there: false, ..key },
         _ => key,
     })
 }
@@ -63,7 +66,9 @@ fn drawn(random: &mut SplitMix) -> Vec<Call> {
     let (mut calls, mut next) = (Vec::new(), 1);
     for i in 0..count {
         let at = 10 * (i + 1);
-        let event = match random.below(8) {
+        let event = match random.below(9) {
+            8 if random.chance(50) => Event::Restored(None),
+            8 if next > 1 => Event::Restored(Some((random.range(1, next - 1), random.chance(50)))),
             0 | 1 if !key.is_there => Event::Put(next),
             0 | 1 => Event::PutRefused,
             2 => Event::Upsert(next),

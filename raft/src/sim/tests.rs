@@ -9,7 +9,7 @@ mod laggards;
 mod ledger;
 mod levels;
 mod membership;
-mod slow_disk;
+mod own_disk;
 mod swarm;
 
 use std::future::Future;

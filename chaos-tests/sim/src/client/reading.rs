@@ -13,6 +13,11 @@ use super::{ATTEMPT, CALL, CHUNK, Client, TRANSFER};
 use crate::history::{Event, Value, now};
 use crate::keys::{content, group, key_name, tenant};
 
+/// How slow a slow reader is.
+const SLOW_MS: u64 = 600;
+/// The same where clocks do not go alike: as long as a lease may be.
+const SLOWER_MS: u64 = 1_500;
+
 impl Client {
     /// Looks whether a key is there.
     pub async fn exist(&mut self, key: u64) -> Option<bool> {
@@ -81,7 +86,8 @@ impl Client {
         let mut reports = Vec::new();
         // A slow reader: its lease is what it has.
         if self.random.below(1_000) < 3 * self.stalls {
-            rt::sleep(Duration::from_millis(self.random.range(20, 600))).await;
+            let longest = if self.clocks_agree { SLOW_MS } else { SLOWER_MS };
+            rt::sleep(Duration::from_millis(self.random.range(20, longest))).await;
         }
         for replica in &found.replicas {
             let address = answer.nodes.iter().find(|node| node.node_id == replica.node_id).map(|n| n.address.clone());
@@ -110,6 +116,10 @@ impl Client {
                     continue;
                 }
                 // What a lease allows is refused: log time runs away from the time of those that hold it (T1, W2).
+                Err(Some(error)) if is_leased && error.code() == ErrorCode::CapabilityRefused && !self.clocks_agree => {
+                    self.history.outlived();
+                    continue;
+                }
                 Err(Some(error)) if is_leased && error.code() == ErrorCode::CapabilityRefused => {
                     self.history.wrong(format!("client {} holds a lease and is refused: {error}", self.machine.id));
                     continue;
@@ -117,7 +127,9 @@ impl Client {
                 Err(_) if is_leased => (v1::read_report::Kind::Unreachable, None),
                 Err(_) => continue,
             };
-            if let Some(error) = why
+            if why.is_some() && !self.clocks_agree {
+                self.history.outlived();
+            } else if let Some(error) = why
                 && !self.bits_flip
             {
                 let (object, replica) = (ObjectId(found.object_id), replica.replica_id);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use openraft_rt_sim::SimRuntime;
 
 use super::*;
-use crate::slow_disk::{HAND_OVER_EVERY, SLOW_FOR};
+use crate::own_disk::{HAND_OVER_EVERY, SLOW_FOR};
 
 /// Slower than a fit disk by far.
 const SLOW: Duration = Duration::from_millis(250);
