@@ -4,6 +4,7 @@ import os
 import sys
 from typing import NoReturn
 
+from mooncake.cli import snapshots
 from mooncake.cli.flags import FlagError, parse, with_file
 from mooncake.cli.master_flags import BOOLEANS, NAMES, OWN, TRANSLATED, WITHOUT_EFFECT, command
 
@@ -51,8 +52,8 @@ def main() -> int:
             return 0
         if "version" in told:
             become(binary(), ["--version"])
-        arguments, warnings = command(told)
         program = binary()
+        arguments, warnings = command(told, lambda url: snapshots.published_at(program, url))
     except FlagError as error:
         print(f"mooncake_master: {error}", file=sys.stderr)
         return 2

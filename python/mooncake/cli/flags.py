@@ -91,3 +91,8 @@ def number(name: str, value: str) -> float:
         return float(value)
     except ValueError:
         raise FlagError(f"--{name}={value}: give a number") from None
+
+
+def seconds(name: str, value: str) -> str:
+    """A time in seconds, as `tidepool` writes it."""
+    return f"{int(number(name, value) * 1000)}ms"

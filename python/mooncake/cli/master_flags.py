@@ -4,7 +4,8 @@ import os
 import socket
 from typing import Callable
 
-from mooncake.cli.flags import FlagError, is_true, number
+from mooncake.cli import snapshots
+from mooncake.cli.flags import FlagError, is_true, number, seconds
 
 #: Flags of `tidepool master` itself, taken under their own names too.
 OWN = frozenset(
@@ -64,10 +65,6 @@ def _ms(name: str, value: str) -> str:
     return f"{int(number(name, value))}ms"
 
 
-def _seconds(name: str, value: str) -> str:
-    return f"{int(number(name, value) * 1000)}ms"
-
-
 def _plain(name: str, value: str) -> str:
     return value
 
@@ -91,11 +88,11 @@ TRANSLATED: dict[str, tuple[str, Callable[[str, str], str]]] = {
     "default_kv_lease_ttl": ("lease-ttl", _ms),
     "default_kv_soft_pin_ttl": ("soft-pin-ttl", _ms),
     "allow_evict_soft_pinned_objects": ("evict-soft-pinned", _bool),
-    "put_start_discard_timeout_sec": ("put-start-discard-timeout", _seconds),
-    "client_ttl": ("node-forget-timeout", _seconds),
+    "put_start_discard_timeout_sec": ("put-start-discard-timeout", seconds),
+    "client_ttl": ("node-forget-timeout", seconds),
     "allocation_strategy": ("allocation-strategy", _strategy),
     "dynamic_replication_mode": ("dynamic-replication", _mode),
-    "dynamic_replication_heat_window_seconds": ("dynamic-replication-window", _seconds),
+    "dynamic_replication_heat_window_seconds": ("dynamic-replication-window", seconds),
     "dynamic_replication_max_memory_replicas": ("dynamic-replicas-max", _plain),
     "snapshot_retention_count": ("snapshot-retain", _plain),
 }
@@ -115,8 +112,9 @@ DEFAULT_HTTP_PORT = 9003
 QUORUM_DIR = "/var/lib/tidepool/master"
 
 
-def command(told: dict[str, str]) -> tuple[list[str], list[str]]:
-    """(arguments of `tidepool`, warnings). FlagError for what cannot be followed."""
+def command(told: dict[str, str], published: Callable[[str], bool] = lambda url: True) -> tuple[list[str], list[str]]:
+    """(arguments of `tidepool`, warnings). FlagError for what cannot be followed. `published` says whether there may be anything
+    to restore at a place."""
     warnings = []
     for name in sorted(told):
         if name in WITHOUT_EFFECT:
@@ -135,9 +133,9 @@ def command(told: dict[str, str]) -> tuple[list[str], list[str]]:
     if "default_kv_lease_ttl" in told:
         # Clients ask for a lease of their own; what Mooncake's flag promises is that none is longer.
         arguments.append(f"--lease-ttl-max={_ms('default_kv_lease_ttl', told['default_kv_lease_ttl'])}")
-    arguments += _replication(told) + _snapshots(told)
     own = {name: told[name] for name in OWN if name in told}
     own.setdefault("data_dir", _data_dir(told))
+    arguments += _replication(told) + snapshots.arguments(told, own["data_dir"], published, warnings)
     arguments += [f"--{name.replace('_', '-')}={value}" for name, value in sorted(own.items())]
     return arguments, warnings
 
@@ -175,42 +173,6 @@ def _replication(told: dict[str, str]) -> list[str]:
     window = number("dynamic_replication_heat_window_seconds", told.get("dynamic_replication_heat_window_seconds", "10"))
     reads = number("dynamic_replication_admission_qps_threshold", threshold) * window
     return [f"--dynamic-replication-reads={max(1, round(reads))}"]
-
-
-def _snapshots(told: dict[str, str]) -> list[str]:
-    wanted = is_true("enable_snapshot", told.get("enable_snapshot", "false"))
-    restore = is_true("enable_snapshot_restore", told.get("enable_snapshot_restore", "false"))
-    if not wanted and not restore:
-        return []
-    url = told.get("snapshot_url") or _snapshot_url(told.get("snapshot_object_store_type", ""))
-    found = []
-    if wanted:
-        found.append(f"--snapshot-interval={_seconds('snapshot_interval_seconds', told.get('snapshot_interval_seconds', '600'))}")
-        found += [] if "snapshot_url" in told else [f"--snapshot-url={url}"]
-    if restore and "restore_from" not in told:
-        found.append(f"--restore-from={url}")
-    return found
-
-
-def _snapshot_url(store: str) -> str:
-    env = os.environ
-    if store in ("", "local"):
-        path = env.get("MOONCAKE_SNAPSHOT_LOCAL_PATH")
-        if not path:
-            raise FlagError("--enable_snapshot: set MOONCAKE_SNAPSHOT_LOCAL_PATH, or give --snapshot_url")
-        return f"file://{os.path.abspath(path)}"
-    if store == "s3":
-        bucket = env.get("MOONCAKE_AWS_BUCKET_NAME")
-        if not bucket:
-            raise FlagError("--snapshot_object_store_type=s3: set MOONCAKE_AWS_BUCKET_NAME, or give --snapshot_url")
-        for ours, theirs in (("AWS_ACCESS_KEY_ID", "ACCESS_KEY_ID"), ("AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY")):
-            if env.get(f"MOONCAKE_AWS_{theirs}"):
-                env.setdefault(ours, env[f"MOONCAKE_AWS_{theirs}"])
-        endpoint, region = env.get("MOONCAKE_AWS_S3_ENDPOINT"), env.get("MOONCAKE_AWS_REGION")
-        options = [f"endpoint={endpoint}"] if endpoint else []
-        options += [f"region={region}"] if region else []
-        return f"s3://{bucket}/mooncake_master_snapshot" + (f"?{'&'.join(options)}" if options else "")
-    raise FlagError(f"--snapshot_object_store_type={store}: it is local or s3")
 
 
 def _data_dir(told: dict[str, str]) -> str:

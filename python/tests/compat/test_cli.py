@@ -12,7 +12,7 @@ import pytest
 
 from compat.rig import MIB, binary, free_port, pattern, until
 from mooncake import cli_client
-from mooncake.cli import flags, master_flags, usage
+from mooncake.cli import flags, master_flags, snapshots, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from tidepool import _native
 
@@ -98,6 +98,51 @@ def test_snapshots(monkeypatch, tmp_path):
     arguments, _ = translated("--enable_snapshot", "--enable_snapshot_restore=true", "--snapshot_interval_seconds=60")
     url = f"file://{tmp_path}"
     assert {f"--snapshot-url={url}", f"--restore-from={url}", "--snapshot-interval=60000ms"} <= set(arguments)
+
+
+def test_what_is_asked_to_be_restored(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path / "snapshots"))
+    told = {"enable_snapshot_restore": "true", "data_dir": str(tmp_path / "data")}
+    restore = f"--restore-from=file://{tmp_path}/snapshots"
+    arguments, warnings = master_flags.command(told, lambda url: False)
+    assert restore not in arguments and any("begins empty" in warning for warning in warnings)
+    assert restore in master_flags.command(told, lambda url: True)[0]
+    # A place that cannot be looked at is the master's to refuse.
+    assert snapshots.published_at("/no/such/program", "file:///nowhere")
+    assert snapshots.published_at(binary(), "nothing://that-is-known")
+    assert not snapshots.published_at(binary(), f"file://{tmp_path}/snapshots")
+    # Data of its own: it goes on from there, whatever lies elsewhere, and nobody is asked.
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "log").touch()
+    assert restore in master_flags.command(told, lambda url: pytest.fail(url))[0]
+
+
+def test_a_first_start_with_restore_begins_empty_and_a_later_one_never(monkeypatch, tmp_path):
+    """Tried with a restore at every start: the first ends. Tried with none at any: the second does."""
+    monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path / "snapshots"))
+    (tmp_path / "snapshots").mkdir()
+
+    def master(name):
+        port = free_port()
+        return port, run(
+            "mooncake.cli", "--enable_snapshot", "--enable_snapshot_restore", f"--port={port}", "--rpc_address=127.0.0.1",
+            f"--metrics_port={free_port()}", f"--data_dir={tmp_path / name}",
+        )  # fmt: skip
+
+    port, first = master("first")
+    until("the first master listens", lambda: listening(port) or first.poll() is not None)
+    take = [binary(), "snapshot", "take", f"--masters=127.0.0.1:{port}"]
+    until("a snapshot is published", lambda: subprocess.run(take, capture_output=True).returncode == 0)
+    assert first.poll() is None and ended(first) == 0
+    port, second = master("second")
+    until("the second master listens", lambda: listening(port) or second.poll() is not None)
+    assert second.poll() is None and ended(second) == 0
+    # What is there and cannot be restored is never taken for nothing.
+    for descriptor in (tmp_path / "snapshots").rglob("descriptor.txt"):
+        descriptor.write_bytes(b"damaged")
+    _, third = master("third")
+    assert third.wait(30) != 0 and "restored" in third.stderr.read()
+    third.stderr.close()
 
 
 @pytest.mark.parametrize(
