@@ -5,7 +5,19 @@ import socket
 from typing import Callable
 
 from mooncake.cli import snapshots
-from mooncake.cli.flags import FlagError, is_true, number, seconds
+from mooncake.cli.flags import (
+    BOOLEANS_OF_LIBRARIES,
+    FALSE,
+    FILE_OF_FLAGS,
+    HELPS,
+    OF_LIBRARIES,
+    REFUSED_OF_LIBRARIES,
+    FlagError,
+    is_true,
+    number,
+    refuse,
+    seconds,
+)
 
 #: Flags of `tidepool master` itself, taken under their own names too.
 OWN = frozenset(
@@ -15,32 +27,34 @@ OWN = frozenset(
     }
 )  # fmt: skip
 #: Tune what Tidepool does in its own way, or turns on what it always does: one warning, no effect.
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = OF_LIBRARIES | frozenset(
     {
         "batch_oplog_retry_timeout_sec", "cluster_id", "cxl_path", "cxl_size", "dynamic_replication_action_cooldown_seconds",
         "enable_disk_eviction", "enable_http_metadata_server", "enable_metadata_cleanup_on_timeout", "enable_metric_reporting",
         "enable_multi_tenants", "enable_oplog", "eviction_high_watermark_ratio", "eviction_ratio", "global_file_segment_size",
-        "http_metadata_server_host", "http_metadata_server_port", "kv_events_backend_id", "kv_events_bind_endpoint",
-        "kv_events_emit_legacy_compat", "kv_events_emit_object_key", "kv_events_queue_capacity", "logtostderr",
-        "alsologtostderr", "log_dir", "max_kv_soft_pin_ttl", "max_retry_attempts", "max_threads",
-        "max_total_finished_tasks", "max_total_pending_tasks", "max_total_processing_tasks", "memory_allocator", "minloglevel",
-        "nof_eviction_high_watermark_ratio", "nof_eviction_ratio", "nof_heartbeat_failures_threshold",
-        "nof_heartbeat_interval_sec", "nof_heartbeat_probe_timeout_ms", "offload_cap_ratio", "offloading_queue_limit",
-        "oplog_batch_max_entries", "oplog_poll_interval_ms", "pending_task_timeout_sec", "processing_task_timeout_sec",
-        "promotion_admission_threshold", "promotion_max_per_heartbeat", "promotion_queue_limit",
-        "put_start_release_timeout_sec", "quota_bytes", "rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay",
-        "rpc_thread_num", "snapshot_catalog_store_connstring", "snapshot_catalog_store_type",
-        "snapshot_child_timeout_seconds", "stderrthreshold", "tenant_quota_connector_type", "v",
+        "http_metadata_server_host", "http_metadata_server_port", "kv_events_additional_salt", "kv_events_backend_id",
+        "kv_events_bind_endpoint", "kv_events_block_size", "kv_events_dp_rank", "kv_events_emit_legacy_compat",
+        "kv_events_emit_object_key", "kv_events_lora_name", "kv_events_model_name", "kv_events_queue_capacity",
+        "kv_events_tenant_id", "max_kv_soft_pin_ttl", "max_retry_attempts", "max_threads", "max_total_finished_tasks",
+        "max_total_pending_tasks", "max_total_processing_tasks", "memory_allocator", "nof_eviction_high_watermark_ratio",
+        "nof_eviction_ratio", "nof_heartbeat_failures_threshold", "nof_heartbeat_interval_sec",
+        "nof_heartbeat_probe_timeout_ms", "offload_cap_ratio", "offloading_queue_limit", "oplog_batch_max_entries",
+        "oplog_poll_interval_ms", "pending_task_timeout_sec", "processing_task_timeout_sec", "promotion_admission_threshold",
+        "promotion_max_per_heartbeat", "promotion_queue_limit", "put_start_release_timeout_sec", "quota_bytes",
+        "rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay", "rpc_thread_num", "snapshot_catalog_backend_connstring",
+        "snapshot_catalog_backend_type", "snapshot_catalog_store_connstring", "snapshot_catalog_store_type",
+        "snapshot_child_timeout_seconds", "tenant_quota_connector_type",
     }
 )  # fmt: skip
 #: Promises that cannot be kept, unless the value is one of these.
-REFUSED = {
-    "enable_cxl": (("false",), "there is no CXL memory"),
-    "enable_kv_events": (("false",), "there is no event stream"),
-    "enable_offload": (("false",), "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
-    "offload_on_evict": (("false",), "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
-    "offload_force_evict": (("false",), "masters do not order offloading"),
-    "promotion_on_hit": (("false",), "there is no disk tier to promote from"),
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    **REFUSED_OF_LIBRARIES,
+    "enable_cxl": (FALSE, "there is no CXL memory"),
+    "enable_kv_events": (FALSE, "there is no event stream"),
+    "enable_offload": (FALSE, "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
+    "offload_on_evict": (FALSE, "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
+    "offload_force_evict": (FALSE, "masters do not order offloading"),
+    "promotion_on_hit": (FALSE, "there is no disk tier to promote from"),
     "root_fs_dir": (("",), "there is no shared file tier"),
     "rpc_interface": (("",), "give the address: --rpc_address"),
     "snapshot_backup_dir": (("",), "give one place: --snapshot_url"),
@@ -50,13 +64,13 @@ REFUSED = {
 }
 #: Mooncake's high availability needs a coordination service; ours needs the list of masters.
 ELECTION = ("enable_ha", "ha_backend_type", "ha_backend_connstring", "etcd_endpoints")
-BOOLEANS = frozenset(
+BOOLEANS = BOOLEANS_OF_LIBRARIES | frozenset(
     {
-        "allow_evict_soft_pinned_objects", "alsologtostderr", "enable_cxl", "enable_disk_eviction", "enable_ha",
+        "accept_data_loss", "allow_evict_soft_pinned_objects", "enable_cxl", "enable_disk_eviction", "enable_ha",
         "enable_http_metadata_server", "enable_kv_events", "enable_metadata_cleanup_on_timeout", "enable_metric_reporting",
-        "enable_multi_tenants", "enable_offload", "enable_oplog", "enable_snapshot", "enable_snapshot_restore",
-        "kv_events_emit_legacy_compat", "kv_events_emit_object_key", "logtostderr", "offload_force_evict",
-        "offload_on_evict", "promotion_on_hit", "rpc_enable_tcp_no_delay", "join", "accept_data_loss", "help", "version",
+        "enable_multi_tenants", "enable_offload", "enable_oplog", "enable_snapshot", "enable_snapshot_restore", "join",
+        "kv_events_emit_legacy_compat", "kv_events_emit_object_key", "offload_force_evict", "offload_on_evict",
+        "promotion_on_hit", "rpc_enable_tcp_no_delay",
     }
 )  # fmt: skip
 
@@ -96,14 +110,14 @@ TRANSLATED: dict[str, tuple[str, Callable[[str, str], str]]] = {
     "dynamic_replication_max_memory_replicas": ("dynamic-replicas-max", _plain),
     "snapshot_retention_count": ("snapshot-retain", _plain),
 }
-_READ_HERE = frozenset(
+FOLLOWED = frozenset(
     {
         "rpc_port", "port", "rpc_address", "metrics_port", "metrics_host", "enable_snapshot", "enable_snapshot_restore",
-        "snapshot_interval_seconds", "snapshot_object_store_type", "dynamic_replication_admission_qps_threshold",
-        "config_path", "help", "version",
+        "snapshot_interval_seconds", "snapshot_object_store_type", "snapshot_payload_store_type", "snapshot_payload_backend_type",
+        "dynamic_replication_admission_qps_threshold", "config_path", "version", FILE_OF_FLAGS,
     }
 )  # fmt: skip
-NAMES = frozenset(TRANSLATED) | _READ_HERE | OWN | WITHOUT_EFFECT | frozenset(REFUSED) | frozenset(ELECTION)
+NAMES = frozenset(TRANSLATED) | FOLLOWED | HELPS | OWN | WITHOUT_EFFECT | frozenset(REFUSED) | frozenset(ELECTION)
 
 #: Mooncake's; `tidepool master` itself listens on loopback unless told.
 DEFAULT_HOST = "0.0.0.0"
@@ -119,8 +133,7 @@ def command(told: dict[str, str], published: Callable[[str], bool] = lambda url:
     for name in sorted(told):
         if name in WITHOUT_EFFECT:
             warnings.append(f"--{name} has no effect with Tidepool")
-        elif name in REFUSED and told[name].strip().lower() not in REFUSED[name][0]:
-            raise FlagError(f"--{name}={told[name]}: {REFUSED[name][1]}")
+    refuse(told, REFUSED)
     if is_true("enable_ha", told.get("enable_ha", "false")) and "members" not in told:
         raise FlagError(
             "--enable_ha: no coordination service is needed; start every master with its id and the list of all: "

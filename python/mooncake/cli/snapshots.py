@@ -10,6 +10,9 @@ from mooncake.cli.flags import FlagError, is_true, seconds
 #: Longest look at a place: `tidepool` itself gives up on a store that does not answer after a minute.
 LOOK_S = 90.0
 
+#: One flag, and the names it had before.
+_STORE_TYPES = ("snapshot_object_store_type", "snapshot_payload_store_type", "snapshot_payload_backend_type")
+
 
 def arguments(told: dict[str, str], data_dir: str, published: Callable[[str], bool], warnings: list[str]) -> list[str]:
     """What `tidepool master` is told of snapshots. FlagError when there is no place for them.
@@ -56,7 +59,7 @@ def _holds_data(directory: str) -> bool:
 
 
 def _url(told: dict[str, str]) -> str:
-    store = told.get("snapshot_object_store_type", "")
+    store = next((told[name] for name in _STORE_TYPES if told.get(name)), "")
     env = os.environ
     if store in ("", "local"):
         path = env.get("MOONCAKE_SNAPSHOT_LOCAL_PATH")
