@@ -13,6 +13,10 @@ LOOK_S = 90.0
 #: One flag, and the names it had before.
 _STORE_TYPES = ("snapshot_object_store_type", "snapshot_payload_store_type", "snapshot_payload_backend_type")
 
+_AWS = frozenset(
+    "MOONCAKE_AWS_" + name for name in ("BUCKET_NAME", "S3_ENDPOINT", "REGION", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+)
+
 
 def arguments(told: dict[str, str], data_dir: str, published: Callable[[str], bool], warnings: list[str]) -> list[str]:
     """What `tidepool master` is told of snapshots. FlagError when there is no place for them.
@@ -25,6 +29,9 @@ def arguments(told: dict[str, str], data_dir: str, published: Callable[[str], bo
     if not wanted and not restore:
         return []
     url = told.get("snapshot_url") or _url(told)
+    unused = sorted(name for name in os.environ if name.startswith("MOONCAKE_AWS_") and name not in _AWS)
+    if unused and url.startswith("s3:"):
+        warnings.append(f"{', '.join(unused)}: no effect with Tidepool")
     found = []
     if wanted:
         found.append(f"--snapshot-interval={seconds('snapshot_interval_seconds', told.get('snapshot_interval_seconds', '600'))}")
