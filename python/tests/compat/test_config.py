@@ -91,13 +91,13 @@ def test_groups_are_one_a_key(groups, count, legal):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16MB", 16 << 20), ("16 MB", 16 << 20), ("4g", 4 << 30), ("1.5 GiB", 3 << 29), (123, 123), ("0", 0), ("33554432", 1 << 25)],
+    [("16MB", 16 << 20), ("16 MB", 16 << 20), ("4g", 4 << 30), ("1e9", 10**9), ("2e3k", 2000 << 10), ("1.5 GiB", 3 << 29), (123, 123), ("0", 0), ("33554432", 1 << 25)],
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["50%", "", "MB", "-1", "1 XB", None, True])
+@pytest.mark.parametrize("text", ["50%", "", "MB", "-1", "1 XB", "1e", "1e999", "e9", None, True])
 def test_what_is_no_size(text):
     with pytest.raises(ValueError):
         parse_size(text)
