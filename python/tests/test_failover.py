@@ -79,3 +79,18 @@ def test_calls_end_by_their_deadline_when_nobody_moves():
             os.kill(pool.pid, signal.SIGCONT)
         # Its datanode is suspect until it has answered.
         assert until(lambda: store.get_many(["k"])[0], what="the first get that succeeds") == b"x" * 1000
+
+
+def test_an_error_names_the_node_that_it_is_about(quorum):
+    """The first failure is the node's own; later the masters know that it is gone."""
+    with tidepool.Store(quorum.masters, deadline=5.0) as store:
+        until(lambda: store.segments(), what="the segment")
+        store.put("k", b"x" * 100_000)
+        (replica,) = store.stat("k")["replicas"]
+        with pytest.raises(errors.NotFound) as raised:
+            store.get("none")
+        assert raised.value.node is None
+        quorum.datanode.kill()
+        with pytest.raises(tidepool.TidepoolError) as raised:
+            store.put("other", b"x" * 100_000, deadline=1.0)
+        assert raised.value.node == replica["endpoint"] and replica["endpoint"] in raised.value.message

@@ -10,7 +10,8 @@ import time
 import pytest
 
 import patience
-from support import state, until
+import tidepool
+from support import freeze, state, until
 
 #: A script that hangs is a failure, not a wait.
 SCRIPT_WITHIN = 60 * patience.FACTOR
@@ -114,26 +115,67 @@ def test_a_close_beside_calls_of_other_threads_ends(pool, key):
     assert out.split() == ["done"]
 
 
-def test_interrupts_end_a_call_within_a_second(tmp_path):
-    """Against masters that accept and say nothing. Tried without the check for signals: fails."""
-    script = """
-        import socket, sys, time, tidepool
-        silent = socket.socket(); silent.bind(("127.0.0.1", 0)); silent.listen()
-        print("ready", flush=True)
-        began = time.monotonic()
+#: Calls that a Ctrl-C must end, made while the masters of `masters` answer.
+INTERRUPTED = {
+    "connect": "call = lambda: tidepool.Store(masters, connect_deadline=60)",
+    "put": """store = tidepool.Store(masters, deadline=60)
+call = lambda: store.put("k", b"v" * 100_000)""",
+    "get": """store = tidepool.Store(masters, deadline=60)
+call = lambda: store.get("k")""",
+    "get_into": """store = tidepool.Store(masters, deadline=60)
+target = bytearray(1000)
+call = lambda: store.get_into("k", target)""",
+    "mooncake_get_into": """store = mooncake.store.MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 1 << 20, "tcp", "", masters) == 0
+memory = tidepool.Memory(1000)
+call = lambda: store.get_into("k", memory.address, 1000)""",
+}
+CALLER = """
+for line in sys.stdin:
+    print("calls", flush=True)
+    try:
+        call()
+        print("returned", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+#: How soon, and in how many tries.
+INTERRUPTED_S = 1.0
+INTERRUPTS = 3
+
+
+@pytest.mark.parametrize("name", sorted(INTERRUPTED))
+def test_an_interrupt_ends_a_call_within_a_second(name):
+    """Masters that are stopped accept connections and say nothing; each call has 60 s for that. The best of some tries counts: the
+    host may have other things to do."""
+    with tidepool.dev("64MiB") as own:
+        script = f"import sys, tidepool, mooncake.store\nmasters = sys.argv[1]\n{INTERRUPTED[name]}\nprint('open', flush=True)\n{CALLER}"
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, own.masters],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "MC_RPC_TIMEOUT_MS": "60000"},
+        )
         try:
-            tidepool.Store("127.0.0.1:%d" % silent.getsockname()[1], connect_deadline=60)
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
-        """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    began = time.monotonic()
-    child.send_signal(signal.SIGINT)
-    out, _ = child.communicate(timeout=SCRIPT_WITHIN)
-    assert out == "interrupted\n" and child.returncode == 0
-    assert time.monotonic() - began < 10, "it waited for the deadline of 60 s"
+            assert child.stdout.readline() == "open\n"
+            freeze(own.pid)
+            took = []
+            for _ in range(INTERRUPTS):
+                child.stdin.write("\n")
+                child.stdin.flush()
+                assert child.stdout.readline() == "calls\n"
+                until(lambda: state(child.pid) == "S", what="the call waits")
+                began = time.monotonic()
+                child.send_signal(signal.SIGINT)
+                assert child.stdout.readline() == "interrupted\n"
+                took.append(time.monotonic() - began)
+            print(f"{name}: seconds until an interrupt is raised:", took)
+            assert min(took) <= INTERRUPTED_S, took
+        finally:
+            os.kill(own.pid, signal.SIGCONT)
+            child.kill()
+            child.communicate()
 
 
 def test_the_interpreter_ends_with_everything_open(pool, key):

@@ -4,13 +4,14 @@ import os
 import sys
 from typing import NoReturn
 
-from mooncake.cli.flags import FlagError, parse, with_file
+from mooncake.cli import snapshots
+from mooncake.cli.flags import HELPS, FlagError, parse, with_file
 from mooncake.cli.master_flags import BOOLEANS, NAMES, OWN, TRANSLATED, WITHOUT_EFFECT, command
 
 USAGE = """mooncake_master: a Tidepool master, started with Mooncake's flags (--name=value)
 
 Followed: --rpc_port, --port, --rpc_address, --metrics_port, --enable_snapshot, --enable_snapshot_restore,
---snapshot_interval_seconds, --snapshot_object_store_type, --config_path (JSON, or lines of name: value),
+--snapshot_interval_seconds, --snapshot_object_store_type, --config_path (JSON, or lines of name: value), --flagfile,
   {translated}
 Of Tidepool itself: {own}
 Without effect: {silent}
@@ -46,13 +47,13 @@ def become(program: str, arguments: list[str]) -> NoReturn:
 def main() -> int:
     try:
         told = with_file(parse(sys.argv[1:], BOOLEANS, NAMES), NAMES)
-        if "help" in told:
+        if not HELPS.isdisjoint(told):
             print(usage(), end="")
             return 0
         if "version" in told:
             become(binary(), ["--version"])
-        arguments, warnings = command(told)
         program = binary()
+        arguments, warnings = command(told, lambda url: snapshots.published_at(program, url))
     except FlagError as error:
         print(f"mooncake_master: {error}", file=sys.stderr)
         return 2

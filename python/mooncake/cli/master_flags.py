@@ -4,7 +4,20 @@ import os
 import socket
 from typing import Callable
 
-from mooncake.cli.flags import FlagError, is_true, number
+from mooncake.cli import snapshots
+from mooncake.cli.flags import (
+    BOOLEANS_OF_LIBRARIES,
+    FALSE,
+    FILE_OF_FLAGS,
+    HELPS,
+    OF_LIBRARIES,
+    REFUSED_OF_LIBRARIES,
+    FlagError,
+    is_true,
+    number,
+    refuse,
+    seconds,
+)
 
 #: Flags of `tidepool master` itself, taken under their own names too.
 OWN = frozenset(
@@ -14,32 +27,34 @@ OWN = frozenset(
     }
 )  # fmt: skip
 #: Tune what Tidepool does in its own way, or turns on what it always does: one warning, no effect.
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = OF_LIBRARIES | frozenset(
     {
         "batch_oplog_retry_timeout_sec", "cluster_id", "cxl_path", "cxl_size", "dynamic_replication_action_cooldown_seconds",
         "enable_disk_eviction", "enable_http_metadata_server", "enable_metadata_cleanup_on_timeout", "enable_metric_reporting",
         "enable_multi_tenants", "enable_oplog", "eviction_high_watermark_ratio", "eviction_ratio", "global_file_segment_size",
-        "http_metadata_server_host", "http_metadata_server_port", "kv_events_backend_id", "kv_events_bind_endpoint",
-        "kv_events_emit_legacy_compat", "kv_events_emit_object_key", "kv_events_queue_capacity", "logtostderr",
-        "alsologtostderr", "log_dir", "max_kv_soft_pin_ttl", "max_retry_attempts", "max_threads",
-        "max_total_finished_tasks", "max_total_pending_tasks", "max_total_processing_tasks", "memory_allocator", "minloglevel",
-        "nof_eviction_high_watermark_ratio", "nof_eviction_ratio", "nof_heartbeat_failures_threshold",
-        "nof_heartbeat_interval_sec", "nof_heartbeat_probe_timeout_ms", "offload_cap_ratio", "offloading_queue_limit",
-        "oplog_batch_max_entries", "oplog_poll_interval_ms", "pending_task_timeout_sec", "processing_task_timeout_sec",
-        "promotion_admission_threshold", "promotion_max_per_heartbeat", "promotion_queue_limit",
-        "put_start_release_timeout_sec", "quota_bytes", "rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay",
-        "rpc_thread_num", "snapshot_catalog_store_connstring", "snapshot_catalog_store_type",
-        "snapshot_child_timeout_seconds", "stderrthreshold", "tenant_quota_connector_type", "v",
+        "http_metadata_server_host", "http_metadata_server_port", "kv_events_additional_salt", "kv_events_backend_id",
+        "kv_events_bind_endpoint", "kv_events_block_size", "kv_events_dp_rank", "kv_events_emit_legacy_compat",
+        "kv_events_emit_object_key", "kv_events_lora_name", "kv_events_model_name", "kv_events_queue_capacity",
+        "kv_events_tenant_id", "max_kv_soft_pin_ttl", "max_retry_attempts", "max_threads", "max_total_finished_tasks",
+        "max_total_pending_tasks", "max_total_processing_tasks", "memory_allocator", "nof_eviction_high_watermark_ratio",
+        "nof_eviction_ratio", "nof_heartbeat_failures_threshold", "nof_heartbeat_interval_sec",
+        "nof_heartbeat_probe_timeout_ms", "offload_cap_ratio", "offloading_queue_limit", "oplog_batch_max_entries",
+        "oplog_poll_interval_ms", "pending_task_timeout_sec", "processing_task_timeout_sec", "promotion_admission_threshold",
+        "promotion_max_per_heartbeat", "promotion_queue_limit", "put_start_release_timeout_sec", "quota_bytes",
+        "rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay", "rpc_thread_num", "snapshot_catalog_backend_connstring",
+        "snapshot_catalog_backend_type", "snapshot_catalog_store_connstring", "snapshot_catalog_store_type",
+        "snapshot_child_timeout_seconds", "tenant_quota_connector_type",
     }
 )  # fmt: skip
 #: Promises that cannot be kept, unless the value is one of these.
-REFUSED = {
-    "enable_cxl": (("false",), "there is no CXL memory"),
-    "enable_kv_events": (("false",), "there is no event stream"),
-    "enable_offload": (("false",), "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
-    "offload_on_evict": (("false",), "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
-    "offload_force_evict": (("false",), "masters do not order offloading"),
-    "promotion_on_hit": (("false",), "there is no disk tier to promote from"),
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    **REFUSED_OF_LIBRARIES,
+    "enable_cxl": (FALSE, "there is no CXL memory"),
+    "enable_kv_events": (FALSE, "there is no event stream"),
+    "enable_offload": (FALSE, "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
+    "offload_on_evict": (FALSE, "masters do not order offloading; run 'tidepool datanode' on hosts with disks"),
+    "offload_force_evict": (FALSE, "masters do not order offloading"),
+    "promotion_on_hit": (FALSE, "there is no disk tier to promote from"),
     "root_fs_dir": (("",), "there is no shared file tier"),
     "rpc_interface": (("",), "give the address: --rpc_address"),
     "snapshot_backup_dir": (("",), "give one place: --snapshot_url"),
@@ -49,23 +64,19 @@ REFUSED = {
 }
 #: Mooncake's high availability needs a coordination service; ours needs the list of masters.
 ELECTION = ("enable_ha", "ha_backend_type", "ha_backend_connstring", "etcd_endpoints")
-BOOLEANS = frozenset(
+BOOLEANS = BOOLEANS_OF_LIBRARIES | frozenset(
     {
-        "allow_evict_soft_pinned_objects", "alsologtostderr", "enable_cxl", "enable_disk_eviction", "enable_ha",
+        "accept_data_loss", "allow_evict_soft_pinned_objects", "enable_cxl", "enable_disk_eviction", "enable_ha",
         "enable_http_metadata_server", "enable_kv_events", "enable_metadata_cleanup_on_timeout", "enable_metric_reporting",
-        "enable_multi_tenants", "enable_offload", "enable_oplog", "enable_snapshot", "enable_snapshot_restore",
-        "kv_events_emit_legacy_compat", "kv_events_emit_object_key", "logtostderr", "offload_force_evict",
-        "offload_on_evict", "promotion_on_hit", "rpc_enable_tcp_no_delay", "join", "accept_data_loss", "help", "version",
+        "enable_multi_tenants", "enable_offload", "enable_oplog", "enable_snapshot", "enable_snapshot_restore", "join",
+        "kv_events_emit_legacy_compat", "kv_events_emit_object_key", "offload_force_evict", "offload_on_evict",
+        "promotion_on_hit", "rpc_enable_tcp_no_delay",
     }
 )  # fmt: skip
 
 
 def _ms(name: str, value: str) -> str:
     return f"{int(number(name, value))}ms"
-
-
-def _seconds(name: str, value: str) -> str:
-    return f"{int(number(name, value) * 1000)}ms"
 
 
 def _plain(name: str, value: str) -> str:
@@ -91,22 +102,22 @@ TRANSLATED: dict[str, tuple[str, Callable[[str, str], str]]] = {
     "default_kv_lease_ttl": ("lease-ttl", _ms),
     "default_kv_soft_pin_ttl": ("soft-pin-ttl", _ms),
     "allow_evict_soft_pinned_objects": ("evict-soft-pinned", _bool),
-    "put_start_discard_timeout_sec": ("put-start-discard-timeout", _seconds),
-    "client_ttl": ("node-forget-timeout", _seconds),
+    "put_start_discard_timeout_sec": ("put-start-discard-timeout", seconds),
+    "client_ttl": ("node-forget-timeout", seconds),
     "allocation_strategy": ("allocation-strategy", _strategy),
     "dynamic_replication_mode": ("dynamic-replication", _mode),
-    "dynamic_replication_heat_window_seconds": ("dynamic-replication-window", _seconds),
+    "dynamic_replication_heat_window_seconds": ("dynamic-replication-window", seconds),
     "dynamic_replication_max_memory_replicas": ("dynamic-replicas-max", _plain),
     "snapshot_retention_count": ("snapshot-retain", _plain),
 }
-_READ_HERE = frozenset(
+FOLLOWED = frozenset(
     {
         "rpc_port", "port", "rpc_address", "metrics_port", "metrics_host", "enable_snapshot", "enable_snapshot_restore",
-        "snapshot_interval_seconds", "snapshot_object_store_type", "dynamic_replication_admission_qps_threshold",
-        "config_path", "help", "version",
+        "snapshot_interval_seconds", "snapshot_object_store_type", "snapshot_payload_store_type", "snapshot_payload_backend_type",
+        "dynamic_replication_admission_qps_threshold", "config_path", "version", FILE_OF_FLAGS,
     }
 )  # fmt: skip
-NAMES = frozenset(TRANSLATED) | _READ_HERE | OWN | WITHOUT_EFFECT | frozenset(REFUSED) | frozenset(ELECTION)
+NAMES = frozenset(TRANSLATED) | FOLLOWED | HELPS | OWN | WITHOUT_EFFECT | frozenset(REFUSED) | frozenset(ELECTION)
 
 #: Mooncake's; `tidepool master` itself listens on loopback unless told.
 DEFAULT_HOST = "0.0.0.0"
@@ -115,14 +126,14 @@ DEFAULT_HTTP_PORT = 9003
 QUORUM_DIR = "/var/lib/tidepool/master"
 
 
-def command(told: dict[str, str]) -> tuple[list[str], list[str]]:
-    """(arguments of `tidepool`, warnings). FlagError for what cannot be followed."""
+def command(told: dict[str, str], published: Callable[[str], bool] = lambda url: True) -> tuple[list[str], list[str]]:
+    """(arguments of `tidepool`, warnings). FlagError for what cannot be followed. `published` says whether there may be anything
+    to restore at a place."""
     warnings = []
     for name in sorted(told):
         if name in WITHOUT_EFFECT:
             warnings.append(f"--{name} has no effect with Tidepool")
-        elif name in REFUSED and told[name].strip().lower() not in REFUSED[name][0]:
-            raise FlagError(f"--{name}={told[name]}: {REFUSED[name][1]}")
+    refuse(told, REFUSED)
     if is_true("enable_ha", told.get("enable_ha", "false")) and "members" not in told:
         raise FlagError(
             "--enable_ha: no coordination service is needed; start every master with its id and the list of all: "
@@ -135,9 +146,9 @@ def command(told: dict[str, str]) -> tuple[list[str], list[str]]:
     if "default_kv_lease_ttl" in told:
         # Clients ask for a lease of their own; what Mooncake's flag promises is that none is longer.
         arguments.append(f"--lease-ttl-max={_ms('default_kv_lease_ttl', told['default_kv_lease_ttl'])}")
-    arguments += _replication(told) + _snapshots(told)
     own = {name: told[name] for name in OWN if name in told}
     own.setdefault("data_dir", _data_dir(told))
+    arguments += _replication(told) + snapshots.arguments(told, own["data_dir"], published, warnings)
     arguments += [f"--{name.replace('_', '-')}={value}" for name, value in sorted(own.items())]
     return arguments, warnings
 
@@ -175,42 +186,6 @@ def _replication(told: dict[str, str]) -> list[str]:
     window = number("dynamic_replication_heat_window_seconds", told.get("dynamic_replication_heat_window_seconds", "10"))
     reads = number("dynamic_replication_admission_qps_threshold", threshold) * window
     return [f"--dynamic-replication-reads={max(1, round(reads))}"]
-
-
-def _snapshots(told: dict[str, str]) -> list[str]:
-    wanted = is_true("enable_snapshot", told.get("enable_snapshot", "false"))
-    restore = is_true("enable_snapshot_restore", told.get("enable_snapshot_restore", "false"))
-    if not wanted and not restore:
-        return []
-    url = told.get("snapshot_url") or _snapshot_url(told.get("snapshot_object_store_type", ""))
-    found = []
-    if wanted:
-        found.append(f"--snapshot-interval={_seconds('snapshot_interval_seconds', told.get('snapshot_interval_seconds', '600'))}")
-        found += [] if "snapshot_url" in told else [f"--snapshot-url={url}"]
-    if restore and "restore_from" not in told:
-        found.append(f"--restore-from={url}")
-    return found
-
-
-def _snapshot_url(store: str) -> str:
-    env = os.environ
-    if store in ("", "local"):
-        path = env.get("MOONCAKE_SNAPSHOT_LOCAL_PATH")
-        if not path:
-            raise FlagError("--enable_snapshot: set MOONCAKE_SNAPSHOT_LOCAL_PATH, or give --snapshot_url")
-        return f"file://{os.path.abspath(path)}"
-    if store == "s3":
-        bucket = env.get("MOONCAKE_AWS_BUCKET_NAME")
-        if not bucket:
-            raise FlagError("--snapshot_object_store_type=s3: set MOONCAKE_AWS_BUCKET_NAME, or give --snapshot_url")
-        for ours, theirs in (("AWS_ACCESS_KEY_ID", "ACCESS_KEY_ID"), ("AWS_SECRET_ACCESS_KEY", "SECRET_ACCESS_KEY")):
-            if env.get(f"MOONCAKE_AWS_{theirs}"):
-                env.setdefault(ours, env[f"MOONCAKE_AWS_{theirs}"])
-        endpoint, region = env.get("MOONCAKE_AWS_S3_ENDPOINT"), env.get("MOONCAKE_AWS_REGION")
-        options = [f"endpoint={endpoint}"] if endpoint else []
-        options += [f"region={region}"] if region else []
-        return f"s3://{bucket}/mooncake_master_snapshot" + (f"?{'&'.join(options)}" if options else "")
-    raise FlagError(f"--snapshot_object_store_type={store}: it is local or s3")
 
 
 def _data_dir(told: dict[str, str]) -> str:

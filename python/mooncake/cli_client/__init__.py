@@ -6,7 +6,17 @@ import signal
 import sys
 import threading
 
-from mooncake.cli.flags import FlagError, is_true, parse
+from mooncake.cli import become, binary
+from mooncake.cli.flags import (
+    BOOLEANS_OF_LIBRARIES,
+    HELPS,
+    OF_LIBRARIES,
+    REFUSED_OF_LIBRARIES,
+    FlagError,
+    is_true,
+    parse,
+    refuse,
+)
 from mooncake.cli.master_flags import own_address
 from mooncake.store import MooncakeDistributedStore
 from mooncake.store.connection import split_address
@@ -28,9 +38,9 @@ _DEFAULTS = {
     "enable_http_server": "false",
     "http_port": "9300",
 }
-_WITHOUT_EFFECT = frozenset({"threads", "start_offload_rpc_server", "logtostderr", "v", "minloglevel", "log_dir"})
-_BOOLEANS = frozenset({"enable_offload", "enable_http_server", "start_offload_rpc_server", "logtostderr", "help"})
-_NAMES = frozenset(_DEFAULTS) | _WITHOUT_EFFECT | {"help"}
+_WITHOUT_EFFECT = OF_LIBRARIES | {"threads", "start_offload_rpc_server"}
+_BOOLEANS = BOOLEANS_OF_LIBRARIES | {"enable_offload", "enable_http_server", "start_offload_rpc_server"}
+_NAMES = frozenset(_DEFAULTS) | _WITHOUT_EFFECT | frozenset(REFUSED_OF_LIBRARIES) | HELPS | {"version"}
 
 
 def _are_here(masters: str) -> bool:
@@ -70,9 +80,12 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         told = parse(sys.argv[1:], _BOOLEANS, _NAMES)
-        if "help" in told:
+        if "version" in told:
+            become(binary(), ["--version"])
+        if not HELPS.isdisjoint(told):
             print("mooncake_client: lends memory. Flags: " + ", ".join(f"--{name}" for name in sorted(_NAMES)))
             return 0
+        refuse(told, REFUSED_OF_LIBRARIES)
         settings = _settings(told)
     except FlagError as error:
         print(f"mooncake_client: {error}", file=sys.stderr)

@@ -5,12 +5,14 @@ import os
 from dataclasses import dataclass
 from typing import Optional
 
+from mooncake.store.environment import warn_once
 from mooncake.store.sizes import parse_bool, parse_size
 
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1 << 30
 DEFAULT_CLIENT_HTTP_PORT = 9300
 
+_OTHER_SPELLINGS = {"master_server_addr": "master_server_address", "rdma_devices": "device_name"}
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 
 
@@ -48,11 +50,14 @@ class MooncakeConfig:
         """Reads a JSON file."""
         with open(file_path, encoding="utf-8") as file:
             told = json.load(file)
-        for other, name in (("master_server_addr", "master_server_address"), ("rdma_devices", "device_name")):
+        for other, name in _OTHER_SPELLINGS.items():
             told.setdefault(name, told[other]) if other in told else None
         for name in _REQUIRED:
             if name not in told:
                 raise ValueError(f"Missing required config field: {name}")
+        unknown = sorted(set(told) - set(MooncakeConfig.__dataclass_fields__) - set(_OTHER_SPELLINGS))
+        if unknown:
+            warn_once(f"{file_path}: {', '.join(unknown)}", "not known, and without effect")
         return MooncakeConfig._of(told)
 
     @staticmethod

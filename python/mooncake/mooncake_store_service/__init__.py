@@ -18,6 +18,8 @@ log = logging.getLogger("mooncake.store_service")
 BODY_BYTES_MAX = 100 << 20
 MOUNT_BYTES_MIN = 1 << 20
 SETUP_RETRY_S = 1.0
+#: Longest time that a disk's segment may be given to be read from.
+GRACE_S_MAX = 3600
 _SIZES = ("global_segment_size", "local_buffer_size")
 _FLAGS = ("enable_ssd_offload", "enable_client_http_server")
 
@@ -49,9 +51,9 @@ def _answering(handler):
     return answer
 
 
-async def _body(request: web.Request) -> dict:
+async def _body(request: web.Request, may_be_empty: bool = True) -> dict:
     try:
-        told = json.loads(await request.text() or "{}")
+        told = json.loads(await request.text() or ("{}" if may_be_empty else ""))
     except ValueError as error:
         raise Refused(400, "Malformed JSON body") from error
     if not isinstance(told, dict):
@@ -72,8 +74,9 @@ class MooncakeStoreService:
     def __init__(self, config_path: Optional[str] = None, cli_config: Optional[dict] = None) -> None:
         config = MooncakeConfig.from_file(config_path) if config_path else MooncakeConfig.load_from_env()
         for name, value in (cli_config or {}).items():
-            if not hasattr(config, name):
-                raise ValueError(f"-D{name}: no such setting")
+            if name not in MooncakeConfig.__dataclass_fields__:
+                log.warning("-D%s: no such setting; it has no effect", name)
+                continue
             convert = parse_size if name in _SIZES else parse_bool if name in _FLAGS else str
             setattr(config, name, int(value) if name == "client_http_port" else convert(value))
         config.__post_init__()
@@ -88,7 +91,7 @@ class MooncakeStoreService:
     async def start_store_service(
         self, max_wait_time: float = 60.0, shutdown_event: Optional[asyncio.Event] = None
     ) -> bool:
-        """Whether the store was set up in time. A cluster that does not answer yet is asked again."""
+        """Whether the store was set up in time. What fails is tried again: names and masters may be there a moment later."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_time
         config = self.config
@@ -112,10 +115,11 @@ class MooncakeStoreService:
             if code == 0:
                 self.store = store
                 return True
-            if code > -900 or loop.time() >= deadline:
-                log.error("setup failed: %d", code)
+            left = deadline - loop.time()
+            if left <= 0:
+                log.error("setup failed within %g s: %d", max_wait_time, code)
                 return False
-            await asyncio.sleep(SETUP_RETRY_S)
+            await asyncio.sleep(min(SETUP_RETRY_S, left))
         return False
 
     async def start_http_service(self, port: int = 8080, host: str = "127.0.0.1") -> bool:
@@ -226,6 +230,8 @@ class MooncakeStoreService:
     async def handle_unmount(self, request: web.Request) -> web.Response:
         told = await _body(request)
         names = told.get("segment_ids")
+        if isinstance(names, str):
+            names = [names]
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise Refused(400, "Missing segment_ids")
         async with self._one_at_a_time():
@@ -238,7 +244,10 @@ class MooncakeStoreService:
 
     @_answering
     async def handle_unmount_local_disk(self, request: web.Request) -> web.Response:
-        await _body(request)
+        told = await _body(request, may_be_empty=False)
+        grace = told.get("grace_period_seconds", 0)
+        if isinstance(grace, bool) or not isinstance(grace, int) or not 0 <= grace <= GRACE_S_MAX:
+            raise Refused(400, f"Invalid grace_period_seconds, must be a non-negative integer no greater than {GRACE_S_MAX}")
         code = await asyncio.to_thread(self._opened().unmount_local_disk_segment)
         if code != 0:
             raise Refused(500, f"Unmount local disk failed, ret={code}")
@@ -287,6 +296,9 @@ async def main() -> int:
     arguments = parse_arguments()
     logging.basicConfig(level=logging.INFO)
     settings = dict(item.split("=", 1) for item in arguments.define if "=" in item)
+    for item in arguments.define:
+        if "=" not in item:
+            log.warning("-D%s: no KEY=VALUE; it has no effect", item)
     service = MooncakeStoreService(arguments.config, settings)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

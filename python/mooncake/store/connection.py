@@ -43,6 +43,7 @@ class Connection:
         self.nodes: dict[str, _native.LocalNode] = {}
         self._http: Optional[HttpServer] = None
         self._client: Optional[_native.Client] = None
+        environment.check_bind_address(_address_of(split_address(settings.local_hostname)[0]))
         host, port, self._held = _own_name(settings.local_hostname)
         self.hostname = segment_name(host, port)
         self._host = host

@@ -27,6 +27,8 @@ class LayerWise(Ranges):
 
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
         """0 a key that can be read, else negative. Grants read leases."""
+        if self._client is None:
+            return []
         present = self.batch_is_exist(keys)
         found = self._stats(keys)
         results = []
@@ -49,6 +51,8 @@ class LayerWise(Ranges):
         all_src_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
         """Bytes a key, the sum of its ranges, or negative. -600 without a session, or when a range leaves its object."""
+        if self._client is None:
+            return []
         if _uneven(keys, all_buffer_ptrs, all_sizes, all_src_offsets):
             return [codes.INVALID_PARAMS] * len(keys)
         results = [codes.INVALID_PARAMS] * len(keys)
@@ -101,13 +105,15 @@ class LayerWise(Ranges):
         """Forgets the sessions; 0."""
         for key in keys:
             self._sessions.end_read(key)
-        return codes.OK if self._client is not None else codes.INVALID_PARAMS
+        return codes.OK if self._client is not None else codes.INTERNAL_ERROR
 
     def batch_put_session_start(
         self, keys: Sequence[str], sizes: Sequence[int], config: Optional[ReplicateConfig] = None
     ) -> list[int]:
         """0 a key that parts may now be written of. -705: the key has an object; -600: a session is open; -200: no room here."""
-        if self._client is None or _uneven(keys, sizes):
+        if self._client is None:
+            return []
+        if _uneven(keys, sizes):
             return [codes.INVALID_PARAMS] * len(keys)
         try:
             options = put_options(config)
@@ -134,6 +140,8 @@ class LayerWise(Ranges):
         all_dst_offsets: Sequence[Sequence[int]],
     ) -> list[int]:
         """Bytes written a key, or negative. The source may change once the call returned."""
+        if self._client is None:
+            return []
         if _uneven(keys, all_buffer_ptrs, all_sizes, all_dst_offsets):
             return [codes.INVALID_PARAMS] * len(keys)
         results = []
@@ -154,6 +162,8 @@ class LayerWise(Ranges):
 
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
         """Stores the objects: 0 a key, -600 without a session. Bytes that were not written are zero."""
+        if self._client is None:
+            return []
         results = [codes.INVALID_PARAMS] * len(keys)
         by_options: dict[_native.PutOptions, list[tuple[int, str, Staged]]] = {}
         sessions, ended = self._sessions, []
@@ -191,6 +201,8 @@ class LayerWise(Ranges):
 
     def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
         """Drops what was put together: 0 a key, -600 without a session."""
+        if self._client is None:
+            return []
         sessions = self._sessions
         ended = [sessions.end_write(key) for key in keys]
         sessions.forget([staged for staged in ended if staged is not None])

@@ -1,5 +1,6 @@
 """`ReplicateConfig`: how an object is to be stored, and its translation into the native module's options."""
 
+import operator
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
@@ -20,19 +21,37 @@ class ConfigRefused(Exception):
         self.code = code
 
 
-def _number(name: str, value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= _UINT64_MAX:
+def _number(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= _UINT64_MAX:
         raise TypeError(f"ReplicateConfig.{name} takes an int from 0 to 2**64-1, not {value!r}")
-    return int(value)
+    return int(number)
+
+
+def _bool(name: str, value: object) -> bool:
+    # What has a truth of its own, as numbers have; a text is a mistake.
+    if value is None or hasattr(type(value), "__bool__"):
+        return bool(value)
+    raise TypeError(f"ReplicateConfig.{name} takes a bool, not {value!r}")
+
+
+def _one_text(name: str, value: object) -> str:
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        text = None
+    if not isinstance(text, str):
+        raise TypeError(f"ReplicateConfig.{name} takes a str, not {value!r}")
+    return text
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f"ReplicateConfig.{name} takes a list of str, not {value!r}")
-    texts = tuple(value)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"ReplicateConfig.{name} takes a list of str, not {value!r}")
-    return texts
+    return tuple(_one_text(name, text) for text in value)
 
 
 def _typed(name: str, kind: type, value: object) -> object:
@@ -47,11 +66,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "dfs_replica_num": _number,
     "soft_pin_action": lambda name, value: _typed(name, SoftPinAction, value),
     "soft_pin_ttl_ms": lambda name, value: None if value is None else _number(name, value),
-    "with_hard_pin": lambda name, value: bool(value),
+    "with_hard_pin": _bool,
     "preferred_segments": _texts,
     "preferred_nof_segments": _texts,
-    "preferred_segment": lambda name, value: _typed(name, str, value),
-    "prefer_alloc_in_same_node": lambda name, value: bool(value),
+    "preferred_segment": _one_text,
+    "prefer_alloc_in_same_node": _bool,
     "data_type": lambda name, value: _typed(name, ObjectDataType, value),
     "group_ids": lambda name, value: None if value is None else _texts(name, value),
 }

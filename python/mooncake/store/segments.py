@@ -24,6 +24,8 @@ class Segments(Tasks):
     def allocate_and_mount_segment(self, size: int, protocol: str = "tcp", location: str = "") -> dict:
         """Lends `size` bytes of new memory: {"ret": 0, "segment_ids": [...], "allocated_size": bytes}."""
         refused = {"ret": codes.INVALID_PARAMS, "segment_ids": [], "allocated_size": 0}
+        if self._client is None:
+            return {**refused, "ret": codes.INTERNAL_ERROR}
         if size <= 0 or protocol not in ("tcp", ""):
             return refused
         if location:
@@ -31,7 +33,7 @@ class Segments(Tasks):
         with self._lifecycle:
             connection = self._connection
             if connection is None:
-                return refused
+                return {**refused, "ret": codes.INTERNAL_ERROR}
             if len(connection.nodes) >= SEGMENTS_MAX:
                 log.warning("allocate_and_mount_segment: %d segments are lent already, the limit", SEGMENTS_MAX)
                 return refused
@@ -48,10 +50,12 @@ class Segments(Tasks):
     def unmount_and_free_segment(self, segment_ids: Sequence[str], grace_period_seconds: int = 0) -> int:
         """Takes memory back. With a grace period its objects are moved elsewhere for so long first; what is left then goes.
 
-        0, or -1 when an id is none of this store's (the others are taken back all the same).
+        0, or -1 when an id is none of this store's (the others are taken back all the same), or the store is not set up.
         """
         connection = self._connection
-        if connection is None or grace_period_seconds < 0:
+        if connection is None:
+            return codes.INTERNAL_ERROR
+        if grace_period_seconds < 0:
             return codes.INVALID_PARAMS
         known = [name for name in segment_ids if name in connection.nodes]
         if grace_period_seconds and known:
@@ -91,4 +95,4 @@ class Segments(Tasks):
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
         """0: this process has no disk segment."""
-        return codes.OK if self._client is not None else codes.INVALID_PARAMS
+        return codes.OK if self._client is not None else codes.INTERNAL_ERROR

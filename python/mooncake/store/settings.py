@@ -63,11 +63,13 @@ class Settings:
     ) -> "Settings":
         environment.check()
         _check_protocol(protocol)
-        if enable_ssd_offload or ssd_offload_path or parse_bool(os.environ.get("MOONCAKE_OFFLOAD_ENABLED")):
+        if enable_ssd_offload or parse_bool(os.environ.get(environment.OFFLOAD_ENABLED)):
             raise ValueError(
                 "enable_ssd_offload: a segment of an engine's process has no SSD behind it; take it out, and run "
                 "'tidepool datanode' on hosts whose disks are to be used"
             )
+        if ssd_offload_path:
+            warn_once("ssd_offload_path", "has no effect while offload is off")
         if rdma_devices and rdma_devices != "auto-discovery":
             warn_once("rdma_devices", "has no effect over TCP")
         if metadata_server and metadata_server != "P2PHANDSHAKE":

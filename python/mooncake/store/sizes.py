@@ -1,9 +1,9 @@
-"""Sizes as Mooncake's configuration writes them: bytes, or a number with a unit of 1024 ("16MB", "3.5 GiB", "4g")."""
+"""Sizes as Mooncake's configuration writes them: bytes, or a number with a unit of 1024 ("16MB", "3.5 GiB", "4g", "1e9")."""
 
 import re
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(value: object) -> int:

@@ -90,7 +90,10 @@ class Header:
             if kind >= len(KINDS):
                 raise NotATensor("the header of the tensor names an unknown axis")
             optional = [value if bits >> place & 1 else None for place, value in enumerate((split, expert, stage))]
-            found.append(ParallelAxis(KINDS[kind], rank, size, *optional))
+            try:
+                found.append(ParallelAxis(KINDS[kind], rank, size, *optional))
+            except TypeError as error:
+                raise NotATensor(f"the header of the tensor: {error}") from error
         parallelism = TensorParallelism(found) if found else None
         if parallelism is not None:
             try:

@@ -33,6 +33,24 @@ def test_calls_are_awaited(store, key):
     asyncio.run(run())
 
 
+def test_ranges_and_sessions_are_awaited(store, key):
+    async def run():
+        value, memory = pattern(1000), Buffer(1000)
+        assert await store.async_batch_put_session_start([key], [1000]) == [0]
+        memory[:] = value
+        assert await store.async_batch_put_from_multi_buffer_ranges([key], [[memory.addr]], [[1000]], [[0]]) == [1000]
+        assert await store.async_batch_put_session_end([key]) == [0]
+        memory[:] = bytes(1000)
+        assert await store.async_get_into_ranges([memory.addr], [[key]], [[[10]]], [[[100]]], [[[50]]]) == [[[50]]]
+        assert memory[10:60] == value[100:150]
+        assert await store.async_batch_get_session_start([key]) == [0]
+        assert await store.async_batch_get_into_multi_buffer_ranges([key], [[memory.addr]], [[20]], [[980]]) == [20]
+        assert memory[:20] == value[980:]
+        assert await store.async_batch_get_session_end([key]) == 0
+
+    asyncio.run(run())
+
+
 def test_many_at_once(store, key):
     async def run():
         values = {f"{key}-{n}": pattern(5000, n) for n in range(100)}

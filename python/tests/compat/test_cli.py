@@ -10,9 +10,10 @@ import urllib.request
 
 import pytest
 
+from compat import peer_flags
 from compat.rig import MIB, binary, free_port, pattern, until
 from mooncake import cli_client
-from mooncake.cli import flags, master_flags, usage
+from mooncake.cli import flags, master_flags, snapshots, usage
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from tidepool import _native
 
@@ -84,7 +85,7 @@ def test_what_cannot_be_followed_says_what_to_do(flag, says, monkeypatch):
 
 
 def test_promises_that_are_not_asked_for():
-    told = ("--enable_offload=false", "--promotion_on_hit=false", "--enable_ha=false", "--rpc_address=127.0.0.1")
+    told = ("--enable_offload=false", "--offload_on_evict=0", "--promotion_on_hit=no", "--enable_ha=false", "--rpc_address=127.0.0.1")
     assert translated(*told)[1] == []
 
 
@@ -98,6 +99,51 @@ def test_snapshots(monkeypatch, tmp_path):
     arguments, _ = translated("--enable_snapshot", "--enable_snapshot_restore=true", "--snapshot_interval_seconds=60")
     url = f"file://{tmp_path}"
     assert {f"--snapshot-url={url}", f"--restore-from={url}", "--snapshot-interval=60000ms"} <= set(arguments)
+
+
+def test_what_is_asked_to_be_restored(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path / "snapshots"))
+    told = {"enable_snapshot_restore": "true", "data_dir": str(tmp_path / "data")}
+    restore = f"--restore-from=file://{tmp_path}/snapshots"
+    arguments, warnings = master_flags.command(told, lambda url: False)
+    assert restore not in arguments and any("begins empty" in warning for warning in warnings)
+    assert restore in master_flags.command(told, lambda url: True)[0]
+    # A place that cannot be looked at is the master's to refuse.
+    assert snapshots.published_at("/no/such/program", "file:///nowhere")
+    assert snapshots.published_at(binary(), "nothing://that-is-known")
+    assert not snapshots.published_at(binary(), f"file://{tmp_path}/snapshots")
+    # Data of its own: it goes on from there, whatever lies elsewhere, and nobody is asked.
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "log").touch()
+    assert restore in master_flags.command(told, lambda url: pytest.fail(url))[0]
+
+
+def test_a_first_start_with_restore_begins_empty_and_a_later_one_never(monkeypatch, tmp_path):
+    """Tried with a restore at every start: the first ends. Tried with none at any: the second does."""
+    monkeypatch.setenv("MOONCAKE_SNAPSHOT_LOCAL_PATH", str(tmp_path / "snapshots"))
+    (tmp_path / "snapshots").mkdir()
+
+    def master(name):
+        port = free_port()
+        return port, run(
+            "mooncake.cli", "--enable_snapshot", "--enable_snapshot_restore", f"--port={port}", "--rpc_address=127.0.0.1",
+            f"--metrics_port={free_port()}", f"--data_dir={tmp_path / name}",
+        )  # fmt: skip
+
+    port, first = master("first")
+    until("the first master listens", lambda: listening(port) or first.poll() is not None)
+    take = [binary(), "snapshot", "take", f"--masters=127.0.0.1:{port}"]
+    until("a snapshot is published", lambda: subprocess.run(take, capture_output=True).returncode == 0)
+    assert first.poll() is None and ended(first) == 0
+    port, second = master("second")
+    until("the second master listens", lambda: listening(port) or second.poll() is not None)
+    assert second.poll() is None and ended(second) == 0
+    # What is there and cannot be restored is never taken for nothing.
+    for descriptor in (tmp_path / "snapshots").rglob("descriptor.txt"):
+        descriptor.write_bytes(b"damaged")
+    _, third = master("third")
+    assert third.wait(30) != 0 and "restored" in third.stderr.read()
+    third.stderr.close()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +161,57 @@ def test_every_flag_is_one_thing():
     groups = [set(master_flags.TRANSLATED), set(master_flags.OWN), set(master_flags.WITHOUT_EFFECT), set(master_flags.REFUSED)]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert "--default_kv_lease_ttl" in usage()
+
+
+@pytest.mark.parametrize("name", peer_flags.MASTER)
+def test_every_flag_of_mooncakes_master_is_known(name):
+    """From its own help: each is followed, without effect, or refused with a reason; none is an unknown word."""
+    kinds = [master_flags.TRANSLATED, master_flags.FOLLOWED, master_flags.WITHOUT_EFFECT, master_flags.REFUSED, master_flags.ELECTION, flags.HELPS]
+    assert sum(name in kind for kind in kinds) == 1
+    assert (name in master_flags.BOOLEANS) == (name in peer_flags.MASTER_BOOLEANS)
+
+
+@pytest.mark.parametrize("name", peer_flags.CLIENT)
+def test_every_flag_of_mooncakes_client_is_known(name):
+    assert name in cli_client._NAMES or name == flags.FILE_OF_FLAGS
+    assert (name in cli_client._BOOLEANS) == (name in peer_flags.CLIENT_BOOLEANS)
+
+
+@pytest.mark.parametrize("name", sorted(flags.OF_LIBRARIES - flags.BOOLEANS_OF_LIBRARIES))
+def test_flags_of_its_libraries_change_nothing(name):
+    arguments, warnings = translated("--rpc_address=a", f"--{name}=1")
+    assert arguments == translated("--rpc_address=a")[0] and warnings == [f"--{name} has no effect with Tidepool"]
+
+
+@pytest.mark.parametrize("name", sorted(flags.REFUSED_OF_LIBRARIES))
+def test_flags_that_change_the_command_line_are_refused(name):
+    with pytest.raises(flags.FlagError, match=name):
+        translated(f"--{name}=port")
+    process = run("mooncake.cli_client", f"--{name}=port")
+    assert process.wait(30) == 2 and name in process.stderr.read()
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("name", ["snapshot_object_store_type", "snapshot_payload_store_type", "snapshot_payload_backend_type"])
+def test_every_name_of_the_snapshots_store(name, monkeypatch):
+    monkeypatch.setenv("MOONCAKE_AWS_BUCKET_NAME", "bucket")
+    monkeypatch.delenv("MOONCAKE_AWS_S3_ENDPOINT", raising=False)
+    monkeypatch.delenv("MOONCAKE_AWS_REGION", raising=False)
+    assert "--snapshot-url=s3://bucket/mooncake_master_snapshot" in translated("--enable_snapshot", f"--{name}=s3")[0]
+
+
+def test_a_flagfile(tmp_path):
+    path = tmp_path / "flags"
+    path.write_text("# of the master\n--default_kv_lease_ttl=700\n\n--noallow_evict_soft_pinned_objects\n")
+    arguments, _ = translated("--rpc_address=a", f"--flagfile={path}")
+    assert {"--lease-ttl=700ms", "--evict-soft-pinned=false"} <= set(arguments)
+    # As there, whatever stands later counts.
+    assert "--lease-ttl=900ms" in translated(f"--flagfile={path}", "--default_kv_lease_ttl=900")[0]
+    path.write_text(f"--flagfile={path}\n")
+    with pytest.raises(flags.FlagError, match="names itself|name itself"):
+        translated(f"--flagfile={path}")
+    with pytest.raises(flags.FlagError, match="no-such"):
+        translated(f"--flagfile={tmp_path}/no-such")
 
 
 def run(module, *arguments):

@@ -2,10 +2,13 @@
 
 import copy
 import json
+import os
 
 import pytest
 
-from mooncake.mooncake_config import MooncakeConfig
+from compat import peer_variables
+from compat.rig import set_up
+from mooncake.mooncake_config import DEFAULT_GLOBAL_SEGMENT_SIZE, MooncakeConfig
 from mooncake.store import MooncakeDistributedStore, ObjectDataType, ReplicateConfig, SoftPinAction, environment
 from mooncake.store.replicate import ConfigRefused, group_names, put_options
 from mooncake.store.settings import Settings
@@ -88,13 +91,13 @@ def test_groups_are_one_a_key(groups, count, legal):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16MB", 16 << 20), ("16 MB", 16 << 20), ("4g", 4 << 30), ("1.5 GiB", 3 << 29), (123, 123), ("0", 0), ("33554432", 1 << 25)],
+    [("16MB", 16 << 20), ("16 MB", 16 << 20), ("4g", 4 << 30), ("1e9", 10**9), ("2e3k", 2000 << 10), ("1.5 GiB", 3 << 29), (123, 123), ("0", 0), ("33554432", 1 << 25)],
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["50%", "", "MB", "-1", "1 XB", None, True])
+@pytest.mark.parametrize("text", ["50%", "", "MB", "-1", "1 XB", "1e", "1e999", "e9", None, True])
 def test_what_is_no_size(text):
     with pytest.raises(ValueError):
         parse_size(text)
@@ -160,12 +163,80 @@ def test_other_forms_are_type_errors(arguments, keywords, names):
         MooncakeDistributedStore().setup(*arguments, **keywords)
 
 
-def test_variables_without_effect_are_named_once(monkeypatch, caplog):
-    monkeypatch.setenv("MC_STORE_MEMCPY", "1")
+@pytest.fixture
+def warned(monkeypatch, caplog):
+    """The warnings of a test, none of which were given before; none of Mooncake's variables are set."""
+    for name in list(os.environ):
+        if name.startswith(("MC_", "MOONCAKE_")):
+            monkeypatch.delenv(name)
     monkeypatch.setattr(environment, "_warned", set())
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_variables_without_effect_are_named_once_and_in_one_line(monkeypatch, warned):
+    monkeypatch.setenv("MC_STORE_MEMCPY", "1")
+    monkeypatch.setenv("MC_LOG_LEVEL", "INFO")
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "/disk")
     Settings.of_dict(TOLD)
     Settings.of_dict(TOLD)
-    assert [record.getMessage() for record in caplog.records].count("MC_STORE_MEMCPY: has no effect with Tidepool") == 1
+    assert warned() == ["MC_LOG_LEVEL, MC_STORE_MEMCPY, MOONCAKE_OFFLOAD_FILE_STORAGE_PATH: no effect with Tidepool"]
+
+
+@pytest.mark.parametrize("name", peer_variables.VARIABLES)
+def test_no_variable_of_mooncakes_is_ignored_in_silence(name, monkeypatch, warned):
+    kinds = [
+        name in environment.FOLLOWED,
+        name in environment.NEEDLESS,
+        name in environment.REFUSED or name == environment.BIND_ADDRESS,
+        environment.is_without_effect(name),
+    ]
+    assert sum(kinds) == 1
+    monkeypatch.setenv(name, "1000")
+    if name in environment.REFUSED:
+        with pytest.raises(ValueError, match=name):
+            Settings.of_dict(TOLD)
+        return
+    Settings.of_dict(TOLD)
+    assert warned() == ([f"{name}: no effect with Tidepool"] if environment.is_without_effect(name) else [])
+
+
+def test_programs_that_begin_as_mooncakes_variables_do_are_left_alone(monkeypatch, warned):
+    for name in ("MC_HOST_minio", "MC_SID", "MOONCAKE_SENDER_WORKERS", "MOONCAKE_EP_NUM_LOCAL_RANKS"):
+        monkeypatch.setenv(name, "1")
+    Settings.of_dict(TOLD)
+    assert warned() == []
+
+
+@pytest.mark.parametrize(("value", "code"), [("127.0.0.1", 0), ("0.0.0.0", 0), ("::", 0), ("127.0.0.9", -600)])
+def test_a_store_never_listens_elsewhere_than_it_was_told(cluster, monkeypatch, value, code):
+    monkeypatch.setenv("MC_TCP_BIND_ADDRESS", value)
+    store = MooncakeDistributedStore()
+    assert set_up(store, cluster, segment=0) == code
+    store.close()
+
+
+def test_a_disk_that_is_not_turned_on_is_harmless(monkeypatch, warned, tmp_path):
+    monkeypatch.setenv("MOONCAKE_MASTER", "m:1")
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", str(tmp_path))
+    config = MooncakeConfig.load_from_env()
+    assert config.ssd_offload_path == str(tmp_path) and not config.enable_ssd_offload
+    Settings.of_dict({**TOLD, "ssd_offload_path": config.ssd_offload_path, "enable_ssd_offload": config.enable_ssd_offload})
+    assert "ssd_offload_path: has no effect while offload is off" in warned()
+    monkeypatch.setenv("MOONCAKE_OFFLOAD_ENABLED", "1")
+    with pytest.raises(ValueError, match="enable_ssd_offload"):
+        Settings.of_dict(TOLD)
+
+
+def test_keys_that_are_not_known_are_named_and_change_nothing(tmp_path, warned):
+    """Mooncake ignores them in silence; the same file may hold settings of the engine."""
+    path = tmp_path / "mooncake.json"
+    told = {**TOLD, "master_server_address": "m:1", "global_segmnt_size": "1GB", "prefer_alloc": True}
+    path.write_text(json.dumps(told))
+    config = MooncakeConfig.from_file(str(path))
+    assert config.global_segment_size == DEFAULT_GLOBAL_SEGMENT_SIZE and not hasattr(config, "prefer_alloc")
+    assert warned() == [f"{path}: global_segmnt_size, prefer_alloc: not known, and without effect"]
+    assert Settings.of_dict({**TOLD, "prefer_alloc": True}) == Settings.of_dict(TOLD)
+    assert "prefer_alloc" in warned()[1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("MC_RPC_PROTOCOL", "rdma"), ("MC_CXL_DEV_SIZE", "1024"), ("MC_RPC_TIMEOUT_MS", "-1")])

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from compat.rig import MIB, Buffer, Cluster, mounted, pattern, until
-from mooncake.store import ReplicateConfig, TaskStatus, TaskType
+from compat.rig import MIB, Buffer, Cluster, mounted, pattern, set_up, until
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig, TaskStatus, TaskType
 
 
 def on_two():
@@ -232,4 +232,29 @@ def test_case_085_a_stuck_datanode_ends_a_call_by_its_deadline(tmp_path, monkeyp
         until("the datanode answers again", lambda: store.get(key) == value)
         assert memory[:] == bytes(MIB)
     finally:
+        own.stop()
+
+
+def test_an_object_that_is_still_being_put_is_not_removed(tmp_path, monkeypatch):
+    """The put of one store waits for a datanode that is stopped; another store may not take its key away."""
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "20000")
+    own = Cluster(tmp_path, datanodes=1)
+    one, two = MooncakeDistributedStore(), MooncakeDistributedStore()
+    try:
+        for store in (one, two):
+            assert set_up(store, own, segment=0) == 0
+        mounted(one, 1)
+        assert one.put("before", bytes(100_000)) == 0
+        own.datanodes[0].pause()
+        putting = threading.Thread(target=one.put, args=("k", bytes(4 * MIB)))
+        putting.start()
+        codes = []
+        until("the key is seen", lambda: codes.append(two.remove("k")) or codes[-1] != -704)
+        assert codes[-1] == two.remove("k", True) == two.batch_remove(["k"])[0] == -703
+        own.datanodes[0].resume()
+        putting.join()
+    finally:
+        own.datanodes[0].resume()
+        for store in (one, two):
+            store.close()
         own.stop()

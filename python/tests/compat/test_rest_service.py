@@ -10,6 +10,7 @@ from compat.rig import MIB
 aiohttp = pytest.importorskip("aiohttp")
 
 from mooncake.mooncake_store_service import MooncakeStoreService  # noqa: E402
+from mooncake.store import MooncakeDistributedStore  # noqa: E402
 
 
 @pytest.fixture
@@ -84,7 +85,32 @@ def test_segments(with_service):
             assert (await call(session, "POST", f"{base}/api/mount", body))[0] == 400
         assert (await call(session, "POST", f"{base}/api/unmount", {}))[0] == 400
         assert (await call(session, "POST", f"{base}/api/mount_shm", {"name": "n", "size": MIB}))[0] == 500
-        assert (await call(session, "POST", f"{base}/api/unmount_local_disk"))[0] == 200
+        _, answer = await call(session, "POST", f"{base}/api/mount", {"size": 16 * MIB})
+        for route in ("unmount", "unmount_shm"):
+            (name,) = answer["segment_ids"]
+            assert (await call(session, "POST", f"{base}/api/{route}", {"segment_ids": name}))[0] == 200
+            _, answer = await call(session, "POST", f"{base}/api/mount", {"size": 16 * MIB})
+
+    with_service(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 200),
+        ({"grace_period_seconds": 3600}, 200),
+        (None, 400),
+        ("{", 400),
+        ("[]", 400),
+        ({"grace_period_seconds": 3601}, 400),
+        ({"grace_period_seconds": -1}, 400),
+        ({"grace_period_seconds": True}, 400),
+        ({"grace_period_seconds": "5"}, 400),
+    ],
+)
+def test_a_disk_is_taken_away(with_service, body, status):
+    async def test(session, base, service):
+        assert (await call(session, "POST", f"{base}/api/unmount_local_disk", body))[0] == status
 
     with_service(test)
 
@@ -104,10 +130,35 @@ def test_reconfigure(with_service):
     with_service(test)
 
 
-def test_nobody_answers(tmp_path):
+@pytest.fixture
+def without_masters(tmp_path):
     path = tmp_path / "mooncake.json"
     path.write_text(json.dumps({"local_hostname": "localhost", "metadata_server": "p", "master_server_address": "etcd://h"}))
-    service = MooncakeStoreService(str(path))
+    return str(path)
+
+
+def test_nobody_answers(without_masters, caplog):
+    service = MooncakeStoreService(without_masters, {"nothing": "1", "from_file": "x"})
+    assert "-Dnothing" in caplog.text and "-Dfrom_file" in caplog.text
     assert asyncio.run(service.start_store_service(max_wait_time=0)) is False
-    with pytest.raises(ValueError, match="-Dnothing"):
-        MooncakeStoreService(str(path), {"nothing": "1"})
+
+
+def test_a_setup_that_fails_is_tried_again(without_masters, cluster, monkeypatch):
+    """Whatever the reason was: a name that has no address yet is one."""
+    service = MooncakeStoreService(without_masters, {"global_segment_size": "0"})
+    codes = []
+    setup = MooncakeDistributedStore.setup
+
+    def noted(store, **settings):
+        codes.append(setup(store, **settings))
+        monkeypatch.setenv("TIDEPOOL_MASTERS", cluster.addresses)
+        return codes[-1]
+
+    monkeypatch.setattr(MooncakeDistributedStore, "setup", noted)
+
+    async def whole():
+        assert await service.start_store_service(max_wait_time=60)
+        await service.stop()
+
+    asyncio.run(whole())
+    assert codes == [-600, 0]

@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from compat.rig import MIB, Buffer, pattern, set_up, until
+from compat.rig import MIB, Buffer, binary, pattern, set_up, until
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from mooncake.store.connection import segment_name
 from tidepool import _native
@@ -146,14 +146,26 @@ def test_setup_again_begins_anew(store, cluster, key):
 
 
 def test_tenants_do_not_see_each_other(store, make_store, cluster, key):
-    from compat.rig import binary
-
     subprocess.run([binary(), "tenant", "set", "t1", f"--masters={cluster.addresses}"], check=True, capture_output=True)
     other = make_store(segment=0, tenant_id="t1")
     assert store.put(key, b"default's") == 0
     assert other.get(key) == b"" and other.put(key, b"t1's") == 0
     assert store.get(key) == b"default's" and other.get(key) == b"t1's"
     assert other.remove_all(True) == 1 and store.is_exist(key) == 1
+
+
+def test_a_tenant_over_its_quota_is_told_so(store, make_store, cluster, key):
+    told = [binary(), "tenant", "set", "t2", "--objects=2", "--bytes=100000", "--refuse", f"--masters={cluster.addresses}"]
+    subprocess.run(told, check=True, capture_output=True)
+    other = make_store(segment=0, tenant_id="t2")
+    assert other.put_batch([f"{key}-1", f"{key}-2"], [b"1", b"2"]) == 0
+    assert other.put(f"{key}-3", b"3") == other.upsert(f"{key}-3", b"3") == -1700
+    memory = Buffer(1000)
+    assert other.put_from(f"{key}-3", memory.addr, 10) == -1700
+    assert other.batch_put_from([f"{key}-1", f"{key}-3"], [memory.addr] * 2, [10] * 2) == [0, -1700]
+    assert other.remove(f"{key}-2", True) == 0
+    until("there is room again", lambda: other.put(f"{key}-3", b"3") == 0)
+    assert store.put(f"{key}-4", b"4") == 0, "the quota is one tenant's"
 
 
 def test_the_http_endpoints(make_store):
