@@ -4,6 +4,7 @@
 mod rig;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rig::saved::{saved_pool, snapshots};
@@ -25,6 +26,14 @@ fn flip(path: &Path, at: u64) {
     let mut bytes = fs::read(path).unwrap();
     bytes[at as usize] ^= 0x10;
     fs::write(path, bytes).unwrap();
+}
+
+/// The same of a file that another process has open and may be appending to.
+fn flip_in_place(path: &Path, at: u64) {
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
@@ -90,6 +99,50 @@ async fn a_flip_in_the_log_of_a_stopped_standby_is_named_or_harmless() {
     expect_all(&pool.client, &all, OBJECT_BYTES).await;
 }
 
+/// Bits flip in the log on a standby's disk while it runs, is written to and publishes: it goes on with what it has in memory, and what it
+/// publishes is right. When it starts the next time it says that its log is damaged, and takes no part.
+#[tokio::test(flavor = "multi_thread")]
+async fn flips_in_the_log_of_a_running_standby_reach_nobody() {
+    let mut pool = saved_pool(|options| {
+        let own = ["--checkpoint-interval", "200ms", "--snapshot-log-bytes", "1GiB"];
+        options.master_arguments.extend(own.iter().map(|word| word.to_string()));
+    })
+    .await;
+    let place = snapshots(pool.cluster.work_dir());
+    let mut all = keys("all", 500);
+    put_all(&pool.client, &all, OBJECT_BYTES, 1).await;
+    let standby = (pool.cluster.leader(WITHIN).await.unwrap() + 1) % 3;
+    let (rpc, data_dir) = (pool.cluster.masters[standby].rpc, pool.cluster.masters[standby].data_dir.clone());
+    for round in 0..PLACES {
+        pool.cluster.wait_caught_up(standby, WITHIN).await.unwrap();
+        let written_ahead = |path: &PathBuf| path.extension().is_some_and(|e| e == "log");
+        let path = log_files(&data_dir).into_iter().rfind(written_ahead).expect("a write-ahead log");
+        flip_in_place(&path, drawn(round, fs::metadata(&path).unwrap().len()));
+        let more = keys(&format!("more-{round}"), 50);
+        put_all(&pool.client, &more, OBJECT_BYTES, 1).await;
+        all.extend(more);
+        wait_for("a snapshot", async || admin::take_snapshot(rpc).await.ok()).await;
+    }
+    pool.cluster.wait_caught_up(standby, WITHIN).await.unwrap();
+    assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+    let verified = verify(&place).await;
+    assert!(verified.status.success(), "{verified:?}");
+
+    let master = &mut pool.cluster.masters[standby];
+    master.kill().unwrap();
+    master.start().unwrap();
+    let code = master.process().unwrap().wait(WITHIN).await.unwrap().code();
+    let tail = master.process().unwrap().log_tail();
+    assert!(code == Some(CORRUPT) && tail.contains("STORAGE_CORRUPT"), "{code:?}: {tail}");
+    expect_all(&pool.client, &all, OBJECT_BYTES).await;
+}
+
+async fn verify(place: &Path) -> std::process::Output {
+    let mut command = tokio::process::Command::new(rig::binary());
+    command.args(["snapshot", "verify", "--from", &format!("file://{}", place.display())]).kill_on_drop(true);
+    command.output().await.unwrap()
+}
+
 /// A bit of the image flips between the moment when it was checked and the one when it is sent, by a master that publishes slowly: nothing is
 /// published, and the next one is right.
 #[tokio::test(flavor = "multi_thread")]
@@ -128,14 +181,9 @@ async fn an_image_that_decays_on_disk_while_it_is_published_is_not() {
     let error = taking.await.unwrap().expect_err("it is damaged");
     println!("{error:#}");
     assert!(format!("{error:#}").contains("when it was checked"), "{error:#}");
-    let verify = async || {
-        let mut command = tokio::process::Command::new(rig::binary());
-        command.args(["snapshot", "verify", "--from", &format!("file://{}", place.display())]).kill_on_drop(true);
-        command.output().await.unwrap()
-    };
     put_all(&pool.client, &keys("more", 10), OBJECT_BYTES, 1).await;
     wait_for("a snapshot that is right", async || admin::take_snapshot(rpc).await.ok()).await;
-    let verified = verify().await;
+    let verified = verify(&place).await;
     assert!(verified.status.success(), "{verified:?}");
     // The damaged one is passed over at the next start too.
     pool.cluster.masters[0].kill().unwrap();

@@ -3,6 +3,7 @@
 
 mod rig;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,10 +11,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rig::{Pool, WITHIN, expect_all, goes_on, keys, load, memory, not_one_failed, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
 use tidepool_chaos_tests::cluster::{Cluster, ClusterOptions, Role};
+use tidepool_chaos_tests::process::{Input, Launch, Lifetime, Process};
+use tidepool_client::{Client, ClientOptions};
 
 const OBJECT_BYTES: usize = 100;
 /// Time for checkpoints to make a snapshot an agreed one.
 const AGREED_WITHIN: Duration = Duration::from_secs(3);
+/// Exit code of damaged local storage.
+const CORRUPT: i32 = 7;
 /// Exit code of a master that cannot start over any more.
 const DIVERGED: i32 = 9;
 /// The key whose record is hit; nothing else in a process looks like it.
@@ -207,6 +212,107 @@ async fn listed(place: &Path) -> Vec<serde_json::Value> {
     let output = snapshots(&["list", "-o", "json"], place).await;
     let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     shown["snapshots"].as_array().cloned().unwrap_or_default()
+}
+
+/// A bit flips wherever the key is in a standby's memory: in its state, and in what it keeps of its log. It starts over in place with what is
+/// on its disk, or ends and says that its log is damaged; what it publishes is right, and the others go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_hit_in_its_state_and_its_log_starts_over_or_ends_and_says_why() {
+    let mut pool = watched_pool(|options| {
+        let place = options.work_dir.parent().expect("below the test's directory").join("snapshots");
+        let url = format!("file://{}", place.display());
+        let own = ["--snapshot-url", &url, "--snapshot-interval", "0", "--snapshot-on-shutdown=false"];
+        options.master_arguments.extend(own.iter().map(|word| word.to_string()));
+    })
+    .await;
+    let place = pool.directory.path().join("snapshots");
+    let mut all = keys("all", 300);
+    all.push(MARKED.to_owned());
+    put_all(&pool.client, &all, OBJECT_BYTES, 1).await;
+    let hit = (pool.cluster.leader(WITHIN).await.unwrap() + 1) % 3;
+    pool.cluster.wait_caught_up(hit, WITHIN).await.unwrap();
+    let id = pool.cluster.masters[hit].id();
+    if flip(&mut pool.cluster, hit).is_none() {
+        return;
+    }
+    let noted = pool.cluster.masters[hit].data_dir.join("DIVERGED");
+    wait_for("it to start over, or to end", async || {
+        let done = std::fs::read_to_string(&noted).is_ok_and(|text| text.starts_with("done "));
+        (done || !pool.cluster.masters[hit].is_running().unwrap()).then_some(())
+    })
+    .await;
+    if pool.cluster.masters[hit].is_running().unwrap() {
+        starts_over(&mut pool.cluster, hit, id).await;
+        let rpc = pool.cluster.masters[hit].rpc;
+        wait_for("a snapshot", async || admin::take_snapshot(rpc).await.ok()).await;
+    } else {
+        let ended = pool.cluster.masters[hit].process().unwrap().wait(WITHIN).await.unwrap();
+        let log = log_of(&pool.cluster.masters[hit]);
+        assert!(ended.code() == Some(CORRUPT) && log.contains("STORAGE_CORRUPT"), "{ended:?}: {log}");
+        let leader = pool.cluster.leader(WITHIN).await.unwrap();
+        let rpc = pool.cluster.masters[leader].rpc;
+        wait_for("a snapshot", async || admin::take_snapshot(rpc).await.ok()).await;
+    }
+    let verified = snapshots(&["verify"], &place).await;
+    assert!(verified.status.success(), "{verified:?}");
+    expect_all(&pool.client, &all, OBJECT_BYTES).await;
+}
+
+/// Ports of a pool in one process, as it wrote them down last.
+fn ports(file: &Path) -> Option<SocketAddr> {
+    let ports: serde_json::Value = serde_json::from_slice(&std::fs::read(file).ok()?).ok()?;
+    ports["rpc"].as_str()?.parse().ok()
+}
+
+/// `tidepool dev` over a data directory: a wrong record makes it start over as the same process, and then it serves as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_in_one_process_starts_over_in_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let (data_dir, port_file) = (directory.path().join("data"), directory.path().join("ports"));
+    let (data, file) = (data_dir.display().to_string(), port_file.display().to_string());
+    let words = ["dev", "--free-ports", "--dram", "64MiB", "--data-dir", &data, "--port-file", &file];
+    let launch = Launch {
+        name: "dev".to_owned(),
+        binary: rig::binary(),
+        arguments: words.map(str::to_owned).to_vec(),
+        environment: Vec::new(),
+        namespace: None,
+        log: directory.path().join("dev.log"),
+    };
+    let mut process = Process::spawn(&launch, Lifetime::WithOwner, Input::Null).unwrap();
+    // Over again its ports are others.
+    let serves = async || {
+        wait_for("it to lead a datanode", async || {
+            let rpc = ports(&port_file)?;
+            let status = admin::status(rpc).await.ok()?;
+            let ready = status.role == "leader" && status.segments.iter().any(|segment| segment.free_bytes > 0);
+            ready.then_some(rpc)
+        })
+        .await
+    };
+    let masters = serves().await.to_string();
+    let client = Client::connect(ClientOptions::new(ClientOptions::parse_masters(&masters).unwrap())).await.unwrap();
+    put_all(&client, &[MARKED.to_owned()], OBJECT_BYTES, 1).await;
+    drop(client);
+    match memory::flip(&mut process, MARKED.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            eprintln!("skipped: this user may not write another process's memory: {error}");
+            return;
+        }
+        flipped => assert!(flipped.unwrap() > 0, "the key is nowhere in memory"),
+    }
+    let noted = data_dir.join("master").join("DIVERGED");
+    wait_for("it to start over", async || std::fs::read_to_string(&noted).ok()?.starts_with("done ").then_some(()))
+        .await;
+    let masters = serves().await.to_string();
+    process.expect_running().unwrap();
+    let log = std::fs::read_to_string(&launch.log).unwrap();
+    assert!(log.contains("starts over from the last agreed snapshot"), "{log}");
+    let client = Client::connect(ClientOptions::new(ClientOptions::parse_masters(&masters).unwrap())).await.unwrap();
+    let after = keys("after", 20);
+    put_all(&client, &after, OBJECT_BYTES, 1).await;
+    expect_all(&client, &after, OBJECT_BYTES).await;
+    assert!(process.terminate(WITHIN).await.unwrap().success());
 }
 
 /// A host whose memory is wrong again and again: after the third time in ten minutes the master ends with its own code and says
