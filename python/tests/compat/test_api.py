@@ -86,7 +86,11 @@ def test_case_062_every_method_that_an_engine_names_is_there(engine):
         assert hasattr(module, name)
 
 
-@pytest.mark.parametrize("name", sorted({*peer_flags.MASTER, *peer_flags.CLIENT} - flags.OF_LIBRARIES - master_flags.WITHOUT_EFFECT))
+FLAGS = {*peer_flags.MASTER, *peer_flags.CLIENT} - flags.OF_LIBRARIES - master_flags.WITHOUT_EFFECT
+VARIABLES = environment.FOLLOWED | environment.NEEDLESS | set(environment.REFUSED) | {environment.BIND_ADDRESS}
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
 def test_every_flag_that_is_followed_or_refused_is_on_the_page(name):
     """Those without effect are warned of by name when they are given."""
     text = PAGE.read_text(encoding="utf-8")
@@ -95,6 +99,6 @@ def test_every_flag_that_is_followed_or_refused_is_on_the_page(name):
     )
 
 
-@pytest.mark.parametrize("name", sorted(environment.FOLLOWED | environment.NEEDLESS | set(environment.REFUSED) | {environment.BIND_ADDRESS}))
+@pytest.mark.parametrize("name", sorted(VARIABLES))
 def test_every_variable_that_means_something_is_on_the_page(name):
     assert f"`{name}`" in PAGE.read_text(encoding="utf-8")

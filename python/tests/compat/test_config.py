@@ -91,7 +91,10 @@ def test_groups_are_one_a_key(groups, count, legal):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16MB", 16 << 20), ("16 MB", 16 << 20), ("4g", 4 << 30), ("1e9", 10**9), ("2e3k", 2000 << 10), ("1.5 GiB", 3 << 29), (123, 123), ("0", 0), ("33554432", 1 << 25)],
+    [
+        ("16MB", 16 << 20), ("16 MB", 16 << 20), ("4g", 4 << 30), ("1e9", 10**9), ("2e3k", 2000 << 10), ("1.5 GiB", 3 << 29),
+        (123, 123), ("0", 0), ("33554432", 1 << 25),
+    ],  # fmt: skip
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
@@ -209,6 +212,7 @@ def test_programs_that_begin_as_mooncakes_variables_do_are_left_alone(monkeypatc
 
 @pytest.mark.parametrize(("value", "code"), [("127.0.0.1", 0), ("0.0.0.0", 0), ("::", 0), ("127.0.0.9", -600)])
 def test_a_store_never_listens_elsewhere_than_it_was_told(cluster, monkeypatch, value, code):
+    """Tried without the look at the address: fails."""
     monkeypatch.setenv("MC_TCP_BIND_ADDRESS", value)
     store = MooncakeDistributedStore()
     assert set_up(store, cluster, segment=0) == code

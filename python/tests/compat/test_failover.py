@@ -10,9 +10,9 @@ from mooncake.store import MooncakeDistributedStore
 
 KEYS = 64
 SIZE = 16 * 1024
-#: From the kill of a leader to the first calls that are served, and how often that is tried at most.
+#: From the kill of a leader to the first calls that are served, and how often that is tried.
 RESUMED_S = 2.0
-ROUNDS = 6
+ROUNDS = 3
 #: What a slot holds before a call: a slot that counts as read must not hold it any more.
 STALE = b"\xee" * SIZE
 
@@ -94,11 +94,9 @@ def test_calls_resume_within_two_seconds_of_the_loss_of_a_leader_without_a_new_s
         assert store.get(f"after-{turn}") == b"v"
         victim.start()
         victim.ports()
-        if min(gaps) <= RESUMED_S and turn >= 2:
-            break
     print("seconds without a put and a get:", ", ".join(f"{gap:.3f}" for gap in gaps))
     assert min(gaps) <= RESUMED_S, gaps
-    assert [store.get(f"after-{turn}") for turn in range(len(gaps))] == [b"v"] * len(gaps)
+    assert [store.get(f"after-{turn}") for turn in range(ROUNDS)] == [b"v"] * ROUNDS
 
 
 def test_with_no_quorum_calls_end_and_say_so(quorum, monkeypatch):
