@@ -9,7 +9,7 @@ use tidepool_proto::{Error, ErrorCode, ReplicaId, planted, v1};
 
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
-use super::puts::check_session;
+use super::puts::check_open;
 use super::reads::checked_keys;
 use crate::directory::{
     ClearReplicas, ListFilter, ListPage, ObjectState, Op, Outcome, RetireMode, SessionId, SoftPinAction, TenantId, Turn,
@@ -44,7 +44,7 @@ pub async fn remove(
     tenant: TenantId,
     session: SessionId,
 ) -> Result<v1::RemoveMatchingResponse, Error> {
-    check_session(session)?;
+    check_open(service, session)?;
     let force = match v1::RemoveMode::try_from(request.mode) {
         Ok(mode) => mode == v1::RemoveMode::Force,
         Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown remove mode")),
@@ -128,7 +128,7 @@ pub async fn clear(
     let mut owners = Vec::with_capacity(keys.len());
     let is_numbered = request.sequence > 0;
     if is_numbered {
-        check_session(session)?;
+        check_open(service, session)?;
     }
     for (i, key) in keys.iter().enumerate() {
         let (object, replicas) = service.directory().with_object(tenant, key, |view| {

@@ -196,7 +196,7 @@ impl<'a> Batch<'a> {
         tenant: TenantId,
         session: SessionId,
     ) -> Result<Batch<'a>, Error> {
-        check_session(session)?;
+        check_open(service, session)?;
         check_count(request.items.len())?;
         let replica_num = request.replica_num.max(1);
         if replica_num as usize > REPLICAS_PER_OBJECT_MAX {
@@ -566,6 +566,19 @@ fn preferred(service: &Service, request: &v1::PutStartRequest, session: SessionI
     }
     preferred.truncate(crate::directory::limits::PREFERRED_SEGMENTS_MAX);
     preferred
+}
+
+/// A session that is there is needed. Said of the whole call, before anything is proposed: its client says hello again and repeats it.
+pub fn check_open(service: &Service, session: SessionId) -> Result<(), Error> {
+    check_session(session)?;
+    service.tenure()?;
+    match service.directory().session(session) {
+        Some(_) => Ok(()),
+        None => {
+            let message = format!("session {session} is unknown or expired; say hello again");
+            Err(Error::new(ErrorCode::SessionUnknown, message))
+        }
+    }
 }
 
 /// A session is needed.

@@ -11,7 +11,7 @@ use tidepool_proto::{Error, ErrorCode, ObjectId, planted, v1};
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
 use super::options::BATCH_ITEMS_MAX;
-use super::puts::count;
+use super::puts::{check_open, count};
 use super::tenure::Tenure;
 use crate::directory::{Answered, Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId, Turn};
 
@@ -26,9 +26,7 @@ pub async fn remove(
         Some(keys) if !keys.is_empty() && keys.len() <= BATCH_ITEMS_MAX => keys.iter()?.collect(),
         _ => return Err(Error::new(ErrorCode::InvalidParams, format!("remove takes 1 to {BATCH_ITEMS_MAX} keys"))),
     };
-    if session.0 == 0 {
-        return Err(Error::new(ErrorCode::SessionUnknown, "no session: say hello first"));
-    }
+    check_open(service, session)?;
     let mode = match v1::RemoveMode::try_from(request.mode) {
         Ok(mode) => mode,
         Err(_) => return Err(Error::new(ErrorCode::InvalidParams, "unknown remove mode")),

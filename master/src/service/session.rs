@@ -183,6 +183,8 @@ impl Session {
         let response = answer(&self.service, request, self.id.load(Ordering::Relaxed), arrived).await;
         if let Some(Answer::Hello(hello)) = &response.body {
             self.id.store(hello.session_id, Ordering::Relaxed);
+            // Its next request may come after the next look at who is idle.
+            self.service.clients().heard(self.session());
         }
         drop(permit);
         // The client may have closed its stream; nobody is left to tell.
