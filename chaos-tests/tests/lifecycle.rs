@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rig::{Pool, WITHIN, assert_space_adds_up, expect_all, keys, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
-use tidepool_client::{PutItem, PutOptions};
+use tidepool_client::{PutItem, PutOptions, RemoveMode};
 use tidepool_proto::Error;
 use tidepool_proto::v1::{CreateTaskRequest, ListTasksRequest, TaskKind, TaskStatus};
 
@@ -267,4 +267,22 @@ async fn case_102_a_get_returns_by_its_deadline_with_what_arrived() {
     for ((key, result), slow) in keys.iter().zip(results).zip(slow) {
         assert_eq!(result.is_err(), slow, "{key}: {:?}", result.err());
     }
+}
+
+/// A client that is silent for longer than sessions live says hello again by itself, and puts and removes as before.
+/// Fails when each item is refused instead of the call: no client takes that for the loss of its session (tried).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_was_idle_for_long_writes_again() {
+    let pool = pool(|options| {
+        options.master_arguments = vec!["--session-idle-timeout".into(), "1s".into()];
+    })
+    .await;
+    let keys = keys("idle", 20);
+    put_all(&pool.client, &keys, OBJECT_BYTES, 1).await;
+    // The silence is what is tried: several times what a session lives.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let removed = pool.client.remove_many(&keys[..10], RemoveMode::Force, Some(WITHIN)).await;
+    assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+    put_all(&pool.client, &keys[..10], OBJECT_BYTES, 1).await;
+    expect_all(&pool.client, &keys, OBJECT_BYTES).await;
 }

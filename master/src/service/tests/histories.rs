@@ -57,7 +57,7 @@ async fn what_was_made_before_is_named_with_its_history() {
         kind: Kind::Corrupt as i32,
         ..Default::default()
     };
-    let reports = v1::ReadReportRequest { reports: vec![report(old), report(new)], ..Default::default() };
+    let reports = v1::ReadReportRequest { reports: vec![report(old), report(new)] };
     rig.ask("", 5_000, Ask::ReadReport(reports)).await.expect("taken");
     let asked = tenure.nodes.take_verifications(NodeId(source), 9);
     let histories: Vec<_> = asked.iter().map(|question| (ObjectId(question.object_id), question.history)).collect();
