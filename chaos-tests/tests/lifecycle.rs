@@ -270,7 +270,7 @@ async fn case_102_a_get_returns_by_its_deadline_with_what_arrived() {
 }
 
 /// A client that is silent for longer than sessions live says hello again by itself, and puts and removes as before.
-/// Fails when each item is refused instead of the call: no client takes that for the loss of its session (tried).
+/// When each item was refused instead of the call, no client took that for the loss of its session, and none wrote again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_was_idle_for_long_writes_again() {
     let pool = pool(|options| {
