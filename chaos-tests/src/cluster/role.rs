@@ -38,11 +38,13 @@ impl Role {
         let mut arguments: Vec<String> = own.iter().map(|word| word.to_string()).collect();
         for (flag, value) in [
             ("--listen", place.listen.to_string()),
-            ("--advertise", place.rpc.to_string()),
             ("--http-port", place.http.port().to_string()),
             ("--data-dir", place.data_dir.display().to_string()),
         ] {
             arguments.extend([flag.to_owned(), value]);
+        }
+        if place.rpc != place.listen {
+            arguments.extend(["--advertise".to_owned(), place.rpc.to_string()]);
         }
         arguments.extend(extra.iter().cloned());
         let log = options.work_dir.join(format!("{name}.log"));

@@ -121,8 +121,7 @@ pub const CATALOGUE: &[Row] = &[
         "standby: nothing; leader: calls stay bounded, and it hands over to one whose disk is faster",
         &["f14_a_slow_disk_of_a_standby_is_not_felt", "f14_a_slow_disk_of_the_leader_is_bounded", "f14_a_starved_leader_loses_nothing"],
     )
-    .simulated(&["a_leader_whose_disk_is_slow_hands_over_and_loses_nothing"])
-    .open("that the leader hands over was seen in the simulation only"),
+    .simulated(&["a_leader_whose_disk_is_slow_hands_over_and_loses_nothing"]),
     row(
         "F15",
         "power cut of the leader's host, of all hosts",
