@@ -161,12 +161,6 @@ impl History {
         self.inner.lock().calls.push(call);
     }
 
-    /// What the log may have done, since then.
-    pub fn log_possible(&self, key: u64, since: u64, event: Event) {
-        self.trace.say(&format!("log key {key} {event:?} ?"));
-        self.inner.lock().calls.push(Call { client: 0, key, invoked: since, returned: None, event });
-    }
-
     /// Something that must not be.
     pub fn wrong(&self, what: String) {
         self.trace.say(&format!("WRONG {what}"));

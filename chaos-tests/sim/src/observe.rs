@@ -161,14 +161,7 @@ impl Observer {
         for key in 0..self.keys {
             let state = self.state_of(directory, key, inner.history);
             let was = inner.states.insert(key, state).unwrap_or_default();
-            let seen = events(key, was, state, ops);
-            if let (Some((object, _)), None, true) = (was, state, seen.is_empty())
-                && ops.iter().any(loses_copies)
-            {
-                // A removal of the same entry may have come after the copies went, and have found nothing.
-                self.history.log_possible(key, since, Event::Dropped(object));
-            }
-            for event in seen {
+            for event in events(key, was, state, ops) {
                 self.history.log_event(key, (since, at), event);
                 if let Event::Dropped(object) = event {
                     dropped.insert((key, object));
@@ -189,6 +182,12 @@ impl Observer {
     /// a call.
     fn check_evictions(&self, inner: &Inner, dropped: &BTreeSet<(u64, u64)>, ops: &[Op<'_>]) {
         // Where copies went with their datanode, it was no eviction.
+        let loses_copies = |op: &Op<'_>| {
+            matches!(
+                op,
+                Op::RegisterNode { .. } | Op::DropNode { .. } | Op::UnmountSegment { .. } | Op::DropReplica { .. }
+            )
+        };
         if ops.iter().any(loses_copies) {
             return;
         }
@@ -250,11 +249,6 @@ impl Observer {
     pub fn state(&self, key: u64) -> State {
         self.inner.lock().states.get(&key).copied().flatten()
     }
-}
-
-/// Whether an op takes copies away without being asked for the object.
-fn loses_copies(op: &Op<'_>) -> bool {
-    matches!(op, Op::RegisterNode { .. } | Op::DropNode { .. } | Op::UnmountSegment { .. } | Op::DropReplica { .. })
 }
 
 /// What no client caused: everything but the ends of puts and the removals of this very entry.
