@@ -149,7 +149,12 @@ def test_an_interrupt_ends_a_call_within_a_second(name):
     """Masters that are stopped accept connections and say nothing; each call has 60 s for that. The best of some tries counts: the
     host may have other things to do."""
     with tidepool.dev("64MiB") as own:
-        given = "import sys, tidepool, mooncake.store\nmasters = sys.argv[1]\n"
+        # Whoever starts tests in the background has interrupts ignored, which children inherit.
+        given = (
+            "import signal, sys, tidepool, mooncake.store\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "masters = sys.argv[1]\n"
+        )
         script = f"{given}{INTERRUPTED[name]}\nprint('open', flush=True)\n{CALLER}"
         child = subprocess.Popen(
             [sys.executable, "-c", script, own.masters],
