@@ -62,7 +62,6 @@ fn every_seed_is_right() {
 /// T2: beyond 5 % readers are refused, or find out that they read too late; nobody is given wrong bytes. (That the seeds reach the
 /// question: as many leases were outlived as are printed.)
 #[test]
-#[ignore = "written and checked, not run yet"]
 fn clocks_beyond_five_percent_cost_misses_and_never_bytes() {
     let results = all(1..SEEDS_WILD + 1, Asked { wild_clocks: true, ..Asked::default() });
     let failed: Vec<_> = results.values().filter_map(|result| result.as_ref().err()).collect();

@@ -133,7 +133,7 @@ pub fn serve(spec: &RelaySpec) -> Result<()> {
         let listener = TcpListener::bind(listen).await.with_context(|| format!("relay at {listen}"))?;
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                tokio::spawn(join(near, to, shared.clone()));
+                tokio::spawn(join(near, to, shared.clone(), shared.clone()));
             }
         });
         tokio::task::spawn_blocking(move || {
@@ -165,22 +165,20 @@ impl Pass for Arc<Mutex<RelaySettings>> {
     }
 }
 
-async fn join(near: TcpStream, to: SocketAddr, settings: Arc<Mutex<RelaySettings>>) {
+/// Passes everything between a connection and one to `to`, until either ends.
+pub(super) async fn join(near: TcpStream, to: SocketAddr, there: impl Pass, back: impl Pass) {
     let Ok(far) = TcpStream::connect(to).await else { return };
+    // Fails where the other end is gone already; then so does the first read.
     let _ = (near.set_nodelay(true), far.set_nodelay(true));
     let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
     tokio::select! {
-        () = pass(near_in, far_out, settings.clone()) => {}
-        () = pass(far_in, near_out, settings) => {}
+        () = pass(near_in, far_out, there) => {}
+        () = pass(far_in, near_out, back) => {}
     }
 }
 
 /// One direction, until its end; chunks wait their time in order.
-pub(super) async fn pass(
-    mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
-    rules: impl Pass,
-) {
+async fn pass(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf, rules: impl Pass) {
     let mut under_way: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
     let mut ended = false;
     let mut last_due = Instant::now();

@@ -7,7 +7,8 @@ use tidepool_proto::{Error, ErrorCode, LogTime, ObjectId, ReplicaId, planted, v1
 use tidepool_raft::rt;
 
 use super::core::{Service, unexpected};
-use super::puts::{check_count, check_session, count, grant_valid_ms};
+use super::puts::grant_valid_ms;
+use super::requests::{check_count, check_session, count};
 use crate::directory::{Op, Outcome, PutEnd, ReplicaEnd, ReplicaStatus, SessionId, Statuses};
 
 /// Ends a batch of puts.

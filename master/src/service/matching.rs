@@ -9,8 +9,8 @@ use tidepool_proto::{Error, ErrorCode, ReplicaId, planted, v1};
 
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
-use super::puts::check_open;
 use super::reads::checked_keys;
+use super::requests::{check_open, soft_pin};
 use crate::directory::{
     ClearReplicas, ListFilter, ListPage, ObjectState, Op, Outcome, RetireMode, SessionId, SoftPinAction, TenantId, Turn,
 };
@@ -168,7 +168,7 @@ pub async fn clear(
 /// Sets or ends soft pins.
 pub async fn pin(service: &Arc<Service>, request: &v1::PinRequest, tenant: TenantId) -> Result<v1::PinResponse, Error> {
     let keys = checked_keys(request.keys.as_ref())?;
-    let action = super::puts::soft_pin(service, request.action, request.ttl_ms)?;
+    let action = soft_pin(service, request.action, request.ttl_ms)?;
     if action == SoftPinAction::Preserve {
         return Err(Error::new(ErrorCode::InvalidParams, "a pin is enabled or disabled"));
     }

@@ -40,6 +40,7 @@ mod reads;
 mod recency;
 mod refusal;
 mod removal;
+mod requests;
 mod reserve;
 mod room;
 mod session;

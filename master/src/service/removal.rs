@@ -11,7 +11,7 @@ use tidepool_proto::{Error, ErrorCode, ObjectId, planted, v1};
 use super::core::{Service, unexpected};
 use super::leases::{Marked, Marks};
 use super::options::BATCH_ITEMS_MAX;
-use super::puts::{check_open, count};
+use super::requests::{check_open, count};
 use super::tenure::Tenure;
 use crate::directory::{Answered, Op, Outcome, Removal, Remove, RetireMode, SessionId, TenantId, Turn};
 

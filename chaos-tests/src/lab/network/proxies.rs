@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::Direction;
-use crate::lab::relay::{Pass, RelaySettings, pass};
+use crate::lab::relay::{self, Pass, RelaySettings};
 
 /// Variable in a role's environment that has its name: who calls a proxy is found by it.
 pub const ROLE: &str = "CHAOS_ROLE";
@@ -139,15 +139,8 @@ impl Proxies {
         drop(tokio::task::spawn_blocking(move || found.set(caller_of(caller, proxy))));
         let Some(to) = self.rules.lock().behind.get(&name).copied() else { return };
         *self.rules.lock().joined.entry(name.clone()).or_default() += 1;
-        let Ok(far) = TcpStream::connect(to).await else { return };
-        // Fails where the other end is gone already; then so does the first read.
-        let _ = (near.set_nodelay(true), far.set_nodelay(true));
-        let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
         let way = |inwards| Way { rules: self.rules.clone(), role: name.clone(), caller: who.clone(), inwards };
-        tokio::select! {
-            () = pass(near_in, far_out, way(true)) => {}
-            () = pass(far_in, near_out, way(false)) => {}
-        }
+        relay::join(near, to, way(true), way(false)).await;
     }
 
     pub(super) fn set_link(&self, name: &str, up: bool) {
