@@ -69,6 +69,34 @@ async fn soft_pins_are_evicted_last_and_end_by_themselves() {
     assert_eq!(present(&mut client, &pinned).await, [false; 4]);
 }
 
+/// Where values of many sizes have overflowed a pool for long, what is free lies in small pieces, and a large put takes what
+/// lies side by side: still the old goes and not what was just put. Fails when the oldest, marked already for the same put, may not
+/// be used as neighbours: what lies beside them was put last.
+#[tokio::test]
+async fn what_was_put_last_outlives_large_puts_into_a_fragmented_pool() {
+    const SIZES: [u64; 3] = [256 << 10, 64 << 10, 16 << 10];
+    let capacity = 64 * MIB;
+    let quorum = Quorum::start(|_| {}).await;
+    let (node, mut client) = (quorum.datanode(capacity).await, quorum.client().await);
+    let (mut put, mut judged, mut gone) = (Vec::new(), 0, 0);
+    for i in 0..3_000 {
+        let (key, length) = (format!("k{i:05}"), SIZES[rand::random_range(0..SIZES.len())]);
+        client.put(key.as_bytes(), length, &node).await;
+        put.push((key, length));
+        if i % 100 == 99 {
+            let mut bytes = 0;
+            let last = put.iter().rev().take_while(|(_, length)| {
+                bytes += length;
+                bytes < capacity / 4
+            });
+            let last: Vec<String> = last.map(|(key, _)| key.clone()).collect();
+            judged += last.len();
+            gone += present(&mut client, &last).await.iter().filter(|there| !**there).count();
+        }
+    }
+    assert_eq!(gone, 0, "of {judged} looks at what was put last");
+}
+
 /// User report 29: K was evicted while V stayed.
 #[tokio::test]
 async fn case_029_no_group_is_left_in_part() {

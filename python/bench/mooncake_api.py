@@ -7,6 +7,9 @@ end a table on stderr, with the ratio of the first to the second.
 
 PYTHON is the interpreter whose environment has the installation, MASTER the address of a master that is running for it; without one the
 environment's own `mooncake_master` is started, and ended with the run. The ceiling beside each figure is of the same shape: one memcpy for whole values of one process, a loopback socket for the others.
+`get_alone` and `put_alone` are medians of single calls in microseconds, beside a floor: the round trips of such a call over a loopback
+socket, and for a put two appends with fdatasync to a file in the temporary directory, which a durable put cannot do without.
+`get_threads` are single gets a second by eight threads of one process.
 `local`: the client lends the memory itself; `remote`: a second process does, so every byte crosses a socket.
 """
 
@@ -32,6 +35,9 @@ BATCH = {"4KiB": 128, "64KiB": 128, "1MiB": 32}
 #: Calls of one measurement, by size.
 SINGLE_CALLS = {"4KiB": 300, "64KiB": 200, "1MiB": 60}
 BATCH_CALLS = 5
+THREADS = 8
+#: Round trips of a single call, one after the other: the directory and the payload; a put asks the directory twice.
+ROUND_TRIPS = {"get_alone": 2, "put_alone": 3}
 SEGMENT_BYTES = 1 << 30
 NAMES = 5000
 
@@ -80,7 +86,56 @@ class Worker:
         kind, size = case.split("/")
         if kind in ("is_exist", "batch_is_exist"):
             return self.look(kind, int(size))
+        if kind in ("get_alone", "put_alone"):
+            return self.alone(kind, size)
+        if kind == "get_threads":
+            return self.threads(size)
         return self.move(kind, size)
+
+    def alone(self, kind, size_name):
+        """Median of single calls in microseconds."""
+        store, size, took = self.store, SIZES[size_name], []
+        keys = [f"{kind}-{self.turn}-{n}" for n in range(SINGLE_CALLS[size_name])]
+        if kind == "get_alone":
+            assert store.batch_put_from(keys, [self.source.addr] * len(keys), [size] * len(keys)) == [0] * len(keys)
+        for key in keys:
+            began = time.perf_counter()
+            if kind == "get_alone":
+                ok = store.get_into(key, self.target.addr, size) == size
+            else:
+                ok = store.put_from(key, self.source.addr, size) == 0
+            took.append(time.perf_counter() - began)
+            assert ok, key
+        store.batch_remove(keys, True)
+        return statistics.median(took) * 1e6
+
+    def threads(self, size_name):
+        """Single gets a second by several threads, each of its own keys."""
+        store, size = self.store, SIZES[size_name]
+        count = SINGLE_CALLS[size_name]
+        keys = [[f"threads-{self.turn}-{t}-{n}" for n in range(count)] for t in range(THREADS)]
+        for part in keys:
+            assert store.batch_put_from(part, [self.source.addr] * count, [size] * count) == [0] * count
+        start, failed = threading.Barrier(THREADS + 1), []
+
+        def get(part, into):
+            start.wait()
+            failed.extend(key for key in part if store.get_into(key, into, size) != size)
+
+        all_threads = [
+            threading.Thread(target=get, args=(part, self.target.addr + t * size)) for t, part in enumerate(keys)
+        ]
+        for thread in all_threads:
+            thread.start()
+        start.wait()
+        began = time.perf_counter()
+        for thread in all_threads:
+            thread.join()
+        took = time.perf_counter() - began
+        assert not failed, failed[:3]
+        for part in keys:
+            store.batch_remove(part, True)
+        return THREADS * count / took
 
     def look(self, kind, count):
         store, names = self.store, [f"name-{n:060}" for n in range(NAMES)]
@@ -182,8 +237,26 @@ def through_a_socket(size, count):
     return calls * total / took
 
 
+def durable(size):
+    """Median microseconds of two appends of that size, each with fdatasync."""
+    took = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(100):
+            began = time.perf_counter()
+            for _ in range(2):
+                os.write(file.fileno(), bytes(size))
+                os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - began)
+    return statistics.median(took) * 1e6
+
+
 def ceiling(case, placement):
     kind, size = case.split("/")
+    if kind == "get_threads":
+        return through_a_socket(SIZES[size], 1) / SIZES[size]
+    if kind.endswith("_alone"):
+        trips = ROUND_TRIPS[kind] * 1e6 * SIZES[size] / through_a_socket(SIZES[size], 1)
+        return trips + (durable(300) if kind == "put_alone" else 0)
     if kind.endswith("is_exist"):
         calls = through_a_socket(64, 1) / 64
         return calls * int(size)
@@ -263,12 +336,18 @@ class Master:
         self._directory.cleanup()
 
 
+def unit_of(case):
+    if "_alone" in case:
+        return "us"
+    return "keys/s" if "is_exist" in case or "_threads" in case else "bytes/s"
+
+
 def table(rows, names):
     """Lines of a table: a row a case; with two systems, the ratio of the first to the second."""
     heads = ["case", "unit", *names, *(["ratio"] if len(names) == 2 else []), "ceiling"]
     lines = [heads]
     for case, of in rows.items():
-        scale, unit = (1e3, "k keys/s") if "is_exist" in case else (1e6, "MB/s")
+        scale, unit = {"us": (1, "us"), "keys/s": (1e3, "k keys/s"), "bytes/s": (1e6, "MB/s")}[of[names[0]]["unit"]]
         cells = [f"{of[name]['median'] / scale:.1f} ({of[name]['min'] / scale:.1f}-{of[name]['max'] / scale:.1f})" for name in names]
         ratio = [f"{of[names[0]]['median'] / of[names[1]]['median']:.2f}"] if len(names) == 2 else []
         lines.append([case, unit, *cells, *ratio, f"{of[names[0]]['ceiling'] / scale:.1f}"])
@@ -289,6 +368,7 @@ def main():
         parser.error("--system takes NAME=PYTHON, or NAME=PYTHON=MASTER")
     moves = ["put", "put_from", "get", "get_into", "batch_put_from", "batch_get_into"]
     cases = [f"{move}/{size}" for size in SIZES for move in moves] + ["is_exist/1", "batch_is_exist/32", "batch_is_exist/500"]
+    cases += ["get_alone/4KiB", "get_threads/4KiB", "put_alone/4KiB"]
     cases = [case for case in cases if re.search(arguments.case, case)]
     started, rows = [], {}
     try:
@@ -312,7 +392,7 @@ def measure(systems, cases, placements, rounds, rows):
                 owners.append(Process(python, "--owner", master))
             workers[name] = Process(python, "--worker", master, placement)
         for case in cases:
-            if placement == "local" and "is_exist" in case:
+            if placement == "local" and ("is_exist" in case or "threads" in case or "alone" in case):
                 continue
             figures, ceilings = {name: [] for name in workers}, []
             for _ in range(rounds):
@@ -325,7 +405,7 @@ def measure(systems, cases, placements, rounds, rows):
                 row = {
                     "suite": "mooncake-api", "case": f"{placement}/{case}", "system": name, "runs": len(found),
                     "median": round(median, 1), "min": round(min(found), 1), "max": round(max(found), 1),
-                    "unit": "keys/s" if "is_exist" in case else "bytes/s", "ceiling": round(best, 1),
+                    "unit": unit_of(case), "ceiling": round(best, 1),
                     "ratio_to_ceiling": round(median / best, 4), "load1": round(os.getloadavg()[0], 2),
                 }  # fmt: skip
                 rows.setdefault(row["case"], {})[name] = row

@@ -26,8 +26,33 @@ pub struct Neighbourhood {
 enum Piece {
     Free(u64),
     Victim(u64, Victim),
-    /// Being put, retired, or refused by the filter.
+    /// Being put, retired, or pinned for good.
     Blocked,
+}
+
+/// What a piece spans, and what it costs to have it free; None: it cannot be had.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    bytes: u64,
+    price: Option<u64>,
+}
+
+impl Piece {
+    fn victim(&self) -> Option<&Victim> {
+        match self {
+            Piece::Victim(_, victim) => Some(victim),
+            Piece::Free(_) | Piece::Blocked => None,
+        }
+    }
+
+    /// With the next of the victims' prices, if it is one.
+    fn priced(&self, prices: &mut impl Iterator<Item = Option<u64>>) -> Stretch {
+        match self {
+            Piece::Free(bytes) => Stretch { bytes: *bytes, price: Some(0) },
+            Piece::Victim(bytes, _) => Stretch { bytes: *bytes, price: prices.next().flatten() },
+            Piece::Blocked => Stretch { bytes: 0, price: None },
+        }
+    }
 }
 
 impl Directory {
@@ -47,60 +72,58 @@ impl Directory {
     }
 
     /// Objects with a replica in a segment, by address from a cursor on, as victims; and where to go on, unless the end
-    /// was reached. Each comes with the hash of its tenant and key.
-    pub fn victims_in(&self, segment: SegmentId, from: u64, limit: usize) -> (Vec<(u64, Victim)>, Option<u64>) {
+    /// was reached.
+    pub fn victims_in(&self, segment: SegmentId, from: u64, limit: usize) -> (Vec<Victim>, Option<u64>) {
         let core = self.core.read();
         let Some(&slot) = core.space.by_id.get(&segment) else { return (Vec::new(), None) };
         let mut extents = core.space.segment(slot).used.range(from..);
         let mut found = Vec::new();
         for (_, &at) in extents.by_ref().take(limit) {
-            let there = |r: &Record| Some((self.shards.hash(r.tenant, &r.key), victim_of(&core, r)?));
-            found.extend(self.shards.with(at, there).flatten());
+            found.extend(self.victim(&core, at));
         }
         let next = extents.next().map(|(&offset, _)| offset);
         (found, next)
     }
 
     /// Victims that lie side by side in a segment that `may_use` allows, so that an extent of `extent_bytes` comes free
-    /// for few evicted bytes; None when no such neighbourhood was found around `seeds`, looking at `pieces_max` extents to
-    /// each side of one. `accept` runs under no lock; `may_use` must not call the directory.
+    /// at the lowest price; None when no such neighbourhood was found around `seeds`, looking at `pieces_max` extents to
+    /// each side of one. `prices` says of each victim what its going costs, or that it may not go; it runs under no lock.
+    /// `may_use` must not call the directory.
     pub fn neighbour_victims(
         &self,
         seeds: &[ObjectId],
         extent_bytes: u64,
         pieces_max: usize,
         may_use: impl Fn(SegmentId) -> bool,
-        mut accept: impl FnMut(&Victim) -> bool,
+        prices: impl FnOnce(&[&Victim]) -> Vec<Option<u64>>,
     ) -> Option<Neighbourhood> {
-        let mut best: Option<(u64, Neighbourhood)> = None;
-        let mut seen = 0;
+        let (mut around, mut seen) = (Vec::new(), 0);
         for &object in seeds.iter().take(SEEDS_LOOKED_UP) {
-            let around = self.neighbourhoods(object, extent_bytes, pieces_max, &may_use);
-            seen += usize::from(!around.is_empty());
-            for (segment, mut pieces) in around {
-                for piece in &mut pieces {
-                    if matches!(piece, Piece::Victim(_, v) if !accept(v)) {
-                        *piece = Piece::Blocked;
-                    }
-                }
-                let Some((cost, range)) = cheapest_run(&pieces, extent_bytes) else { continue };
-                if best.as_ref().is_none_or(|(so_far, _)| cost < *so_far) {
-                    let victims = pieces[range].iter().filter_map(|piece| match piece {
-                        Piece::Victim(_, victim) => Some(victim.clone()),
-                        _ => None,
-                    });
-                    best = Some((cost, Neighbourhood { segment, victims: victims.collect() }));
-                }
-            }
+            let found = self.neighbourhoods(object, extent_bytes, pieces_max, &may_use);
+            seen += usize::from(!found.is_empty());
+            around.extend(found);
             if seen == NEIGHBOURHOODS {
                 break;
+            }
+        }
+        let victims: Vec<&Victim> =
+            around.iter().flat_map(|(_, pieces)| pieces).filter_map(|piece| piece.victim()).collect();
+        let mut prices = prices(&victims).into_iter();
+        let mut best: Option<(u64, Neighbourhood)> = None;
+        for (segment, pieces) in &around {
+            let stretches: Vec<Stretch> = pieces.iter().map(|piece| piece.priced(&mut prices)).collect();
+            let Some((cost, range)) = cheapest_run(&stretches, extent_bytes) else { continue };
+            if best.as_ref().is_none_or(|(so_far, _)| cost < *so_far) {
+                let victims = pieces[range].iter().filter_map(|piece| piece.victim().cloned()).collect();
+                best = Some((cost, Neighbourhood { segment: *segment, victims }));
             }
         }
         best.map(|(_, found)| found)
     }
 
     fn victim(&self, core: &Core, at: Location) -> Option<Victim> {
-        self.shards.with(at, |record| victim_of(core, record)).flatten()
+        let seen = |record: &Record| victim_of(core, record, self.shards.hash(record.tenant, &record.key));
+        self.shards.with(at, seen).flatten()
     }
 
     /// The stretches around each replica of an object that lies where a put may go.
@@ -183,7 +206,7 @@ impl Directory {
 }
 
 /// A record as a victim, if it is COMPLETE and not pinned for good.
-fn victim_of(core: &Core, record: &Record) -> Option<Victim> {
+fn victim_of(core: &Core, record: &Record, key: u64) -> Option<Victim> {
     if !record.is_complete() || (record.hard_pinned && !planted!(EvictPinned)) {
         return None;
     }
@@ -192,30 +215,26 @@ fn victim_of(core: &Core, record: &Record) -> Option<Victim> {
     Some(Victim {
         object: record.object,
         tenant: record.tenant,
+        key,
         soft_pinned_until: record.soft_pinned_until(),
         replicas: replicas.collect(),
     })
 }
 
-/// The run of pieces without a blocked one that spans enough for the fewest evicted bytes.
-fn cheapest_run(pieces: &[Piece], extent_bytes: u64) -> Option<(u64, Range<usize>)> {
+/// The run that can be had and spans enough at the lowest price.
+fn cheapest_run(stretches: &[Stretch], extent_bytes: u64) -> Option<(u64, Range<usize>)> {
     let mut best: Option<(u64, Range<usize>)> = None;
     let (mut from, mut span, mut cost) = (0, 0u64, 0u64);
-    let weigh = |piece: &Piece| match piece {
-        Piece::Free(bytes) => (*bytes, 0),
-        Piece::Victim(bytes, victim) => (*bytes, victim.bytes()),
-        Piece::Blocked => (0, 0),
-    };
-    for (i, piece) in pieces.iter().enumerate() {
-        if matches!(piece, Piece::Blocked) {
+    for (i, stretch) in stretches.iter().enumerate() {
+        let Some(price) = stretch.price else {
             (from, span, cost) = (i + 1, 0, 0);
             continue;
-        }
-        let (bytes, price) = weigh(piece);
-        (span, cost) = (span + bytes, cost + price);
-        while span - weigh(&pieces[from]).0 >= extent_bytes {
-            let (bytes, price) = weigh(&pieces[from]);
-            (from, span, cost) = (from + 1, span - bytes, cost - price);
+        };
+        (span, cost) = (span + stretch.bytes, cost.saturating_add(price));
+        while span - stretches[from].bytes >= extent_bytes {
+            span -= stretches[from].bytes;
+            cost = cost.saturating_sub(stretches[from].price.unwrap_or(0));
+            from += 1;
         }
         if span >= extent_bytes && best.as_ref().is_none_or(|(so_far, _)| cost < *so_far) {
             best = Some((cost, from..i + 1));

@@ -234,6 +234,8 @@ pub struct Victim {
     pub object: ObjectId,
     /// Name space.
     pub tenant: TenantId,
+    /// Hash of tenant and key.
+    pub key: u64,
     /// Log time until which it is soft-pinned; 0: it is not.
     pub soft_pinned_until: LogTime,
     /// Its replicas: id, segment, extent bytes.

@@ -19,9 +19,10 @@ use super::judge::{Fronts, Judge, Order};
 use super::model::{Model, RING, UPDATE_TICKS};
 use super::parents::Parents;
 use super::repeats::Repeats;
-use super::resident::{Choice, List, NONE, Offer, Residents};
+use super::resident::{Choice, Entry, List, NONE, Offer, Residents};
 use super::shadow::Shadow;
 use super::{Answer, Candidate, Inserted, Policy, REFUSALS_MAX};
+use hashbrown::HashMap;
 use tidepool_proto::ObjectId;
 
 #[cfg(test)]
@@ -66,6 +67,8 @@ pub struct Adaptive {
     residents: Residents,
     cells: Cells,
     aside: List,
+    /// Parents of what was chosen and did not go yet, by key.
+    parent_of_chosen: HashMap<ObjectId, u64>,
     ghosts: Ghosts,
     model: Model,
     shadow: Shadow,
@@ -93,6 +96,7 @@ impl Adaptive {
             residents: Residents::default(),
             cells: Cells::new(),
             aside: List::EMPTY,
+            parent_of_chosen: HashMap::new(),
             ghosts: Ghosts::new(SAMPLE),
             model: Model::new(),
             shadow: Shadow::new(),
@@ -264,7 +268,18 @@ impl Adaptive {
         }
     }
 
+    /// Chosen: its parent may be next.
+    fn choose(&mut self, slot: u32) {
+        self.put_off(slot);
+        let Entry { object, parent, .. } = *self.residents.at(slot);
+        if parent != NONE {
+            self.parent_of_chosen.insert(object, self.residents.at(parent).key);
+            self.leave_parent(slot);
+        }
+    }
+
     fn take_out(&mut self, slot: u32) {
+        self.parent_of_chosen.remove(&self.residents.at(slot).object);
         self.unlist(slot);
         self.residents.forget(slot);
         if self.residents.at(slot).children > 0 {
@@ -503,11 +518,7 @@ impl Policy for Adaptive {
                 match answer {
                     Answer::Skip => self.unlist(slot),
                     Answer::Refuse => self.put_off(slot),
-                    Answer::Take => {
-                        self.put_off(slot);
-                        // Its parent may be next.
-                        self.leave_parent(slot);
-                    }
+                    Answer::Take => self.choose(slot),
                 }
             }
         }
@@ -515,6 +526,22 @@ impl Policy for Adaptive {
             self.list(slot);
         }
         choice.chosen
+    }
+
+    fn spared(&mut self, key: u64, object: ObjectId) {
+        let Some(slot) = self.residents.find(key).filter(|&slot| self.residents.at(slot).object == object) else {
+            return;
+        };
+        if self.residents.at(slot).tag & ASIDE != 0 {
+            self.unlist(slot);
+            if self.residents.at(slot).children == 0 {
+                self.list(slot);
+            }
+        }
+        let parent = self.parent_of_chosen.remove(&object).and_then(|parent| self.residents.find(parent));
+        if let Some(parent) = parent.filter(|_| self.residents.at(slot).parent == NONE) {
+            self.adopt(parent, slot);
+        }
     }
 
     fn rank(&self, key: u64, object: ObjectId) -> Option<u64> {
@@ -548,5 +575,6 @@ impl Policy for Adaptive {
             + self.shadow.memory_bytes()
             + self.parents.memory_bytes()
             + self.repeats.memory_bytes()
+            + self.parent_of_chosen.allocation_size()
     }
 }

@@ -88,8 +88,13 @@ pub trait Policy: Send {
 
     /// Objects to evict, first to go first, until their bytes reach `bytes` or their number `limit`; a group is never
     /// split, so the last one may overshoot both, and goes only if all of it is taken. `REFUSALS_MAX` and `SKIPS_MAX`
-    /// bound the looks. What is returned stays tracked until it is `removed`: call again only then.
+    /// bound the looks. What is returned stays tracked until it is `removed` or `spared`, and is not returned again before,
+    /// unless there is nothing else.
     fn victims(&mut self, bytes: u64, limit: usize, accept: &mut dyn FnMut(&Candidate) -> Answer) -> Vec<Candidate>;
+
+    /// An object that `victims` returned does not go after all: it takes its place again. Of several, the last to go first.
+    /// An id that is not resident under this key, or was not returned, is ignored.
+    fn spared(&mut self, key: u64, object: ObjectId);
 
     /// Where a resident object stands among those that may go: the smaller, the sooner. None: not resident under this
     /// id, or others must go before it.

@@ -252,6 +252,25 @@ impl Residents {
         }
     }
 
+    /// Puts an entry where its turn says, which is near the tail: what stands there took its place earlier.
+    pub(super) fn put_by_turn(&mut self, list: &mut List, slot: u32) {
+        let turn = self.turn(slot);
+        let (mut prev, mut next) = (list.tail, NONE);
+        while prev != NONE && self.turn(prev) < turn {
+            (prev, next) = (self.at(prev).prev, prev);
+        }
+        let entry = self.at_mut(slot);
+        (entry.prev, entry.next) = (prev, next);
+        match prev {
+            NONE => list.head = slot,
+            prev => self.at_mut(prev).next = slot,
+        }
+        match next {
+            NONE => list.tail = slot,
+            next => self.at_mut(next).prev = slot,
+        }
+    }
+
     /// Appends a list at the tail of another: its entries go before the other's.
     pub(super) fn append(&mut self, list: &mut List, older: List) {
         if list.is_empty() {

@@ -3,7 +3,7 @@
 //! Source: Yang, Zhang, Qiu, Yue, Rashmi, "FIFO queues are all you need for cache eviction", SOSP '23.
 
 use super::ghosts::Ghosts;
-use super::resident::{Choice, List, Offer, Residents};
+use super::resident::{Choice, List, NONE, Offer, Residents};
 use super::{Answer, Candidate, Inserted, Policy};
 use tidepool_proto::ObjectId;
 
@@ -15,6 +15,8 @@ const USES: u8 = 3;
 const USES_ADMIT: u8 = 2;
 /// In a tag: in the main queue.
 const MAIN: u8 = 4;
+/// In a tag: chosen, and not gone yet.
+const CHOSEN: u8 = 8;
 /// Ghosts live for as many evictions as objects are resident: this many ticks.
 const GHOST_TICKS: u16 = 64;
 
@@ -23,6 +25,8 @@ pub struct S3Fifo {
     residents: Residents,
     small: List,
     main: List,
+    /// What was chosen and did not go yet.
+    chosen: List,
     small_bytes: u64,
     ghosts: Ghosts,
     tick: u16,
@@ -43,6 +47,7 @@ impl S3Fifo {
             residents: Residents::default(),
             small: List::EMPTY,
             main: List::EMPTY,
+            chosen: List::EMPTY,
             small_bytes: 0,
             ghosts: Ghosts::new(1),
             tick: 0,
@@ -52,7 +57,10 @@ impl S3Fifo {
     }
 
     fn unlink(&mut self, slot: u32) {
-        if self.residents.at(slot).tag & MAIN != 0 {
+        if self.residents.at(slot).tag & CHOSEN != 0 {
+            self.residents.at_mut(slot).tag &= !CHOSEN;
+            self.residents.unlink(&mut self.chosen, slot);
+        } else if self.residents.at(slot).tag & MAIN != 0 {
             self.residents.unlink(&mut self.main, slot);
         } else {
             self.residents.unlink(&mut self.small, slot);
@@ -67,6 +75,23 @@ impl S3Fifo {
             self.residents.push_head(&mut self.main, slot);
         } else {
             self.residents.push_head(&mut self.small, slot);
+            self.small_bytes += self.residents.size(slot);
+        }
+    }
+
+    fn choose(&mut self, slot: u32) {
+        self.unlink(slot);
+        self.residents.at_mut(slot).tag |= CHOSEN;
+        self.residents.push_head(&mut self.chosen, slot);
+    }
+
+    /// Puts what was chosen back to where it was.
+    fn spare(&mut self, slot: u32) {
+        self.unlink(slot);
+        if self.residents.at(slot).tag & MAIN != 0 {
+            self.residents.put_by_turn(&mut self.main, slot);
+        } else {
+            self.residents.put_by_turn(&mut self.small, slot);
             self.small_bytes += self.residents.size(slot);
         }
     }
@@ -100,7 +125,7 @@ impl S3Fifo {
         loop {
             let from_small = self.small_bytes * SMALL_SHARE >= self.residents.bytes() || self.main.is_empty();
             let slot = if from_small && !self.small.is_empty() { self.small.tail } else { self.main.tail };
-            if slot == super::resident::NONE {
+            if slot == NONE {
                 return None;
             }
             let tag = self.residents.at(slot).tag;
@@ -159,14 +184,24 @@ impl Policy for S3Fifo {
         let mut choice = Choice::new(bytes, limit, accept);
         let mut put_off = Vec::new();
         while !choice.is_done() {
-            let Some(slot) = self.next() else { break };
+            let Some(slot) = self.next() else {
+                if self.chosen.is_empty() || !choice.chosen.is_empty() || !put_off.is_empty() {
+                    break;
+                }
+                while self.chosen.tail != NONE {
+                    self.spare(self.chosen.tail);
+                }
+                continue;
+            };
             let Offer { slots, answer } = choice.offer(&self.residents, slot);
             for slot in slots {
-                if answer == Answer::Skip {
-                    self.pass(slot);
-                } else {
-                    self.unlink(slot);
-                    put_off.push(slot);
+                match answer {
+                    Answer::Skip => self.pass(slot),
+                    Answer::Take => self.choose(slot),
+                    Answer::Refuse => {
+                        self.unlink(slot);
+                        put_off.push(slot);
+                    }
                 }
             }
         }
@@ -177,6 +212,16 @@ impl Policy for S3Fifo {
             self.put_back(slot);
         }
         choice.chosen
+    }
+
+    fn spared(&mut self, key: u64, object: ObjectId) {
+        let is_chosen = |slot: &u32| {
+            let entry = self.residents.at(*slot);
+            entry.object == object && entry.tag & CHOSEN != 0
+        };
+        if let Some(slot) = self.residents.find(key).filter(is_chosen) {
+            self.spare(slot);
+        }
     }
 
     /// What a queue would keep when its turn came stands behind what it would not.

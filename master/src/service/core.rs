@@ -89,7 +89,7 @@ impl Service {
         &self.metrics
     }
     /// The eviction policies.
-    pub fn evictor(&self) -> &Evictor {
+    pub fn evictor(&self) -> &Arc<Evictor> {
         self.machine.evictor()
     }
     /// When clients were heard of.

@@ -205,6 +205,17 @@ impl Evictor {
         }
     }
 
+    /// What was found and did not go takes its place again. In the order in which it was found; see [`Policy::spared`].
+    pub fn spared(&self, objects: &[Ranked]) {
+        let mut policies = self.policies.lock();
+        self.take_in(&mut policies);
+        for (tenant, key, object) in objects.iter().rev() {
+            if let Some(policy) = policies.by_tenant.get_mut(tenant) {
+                policy.spared(*key, *object);
+            }
+        }
+    }
+
     /// Where objects stand in the order of eviction of their tenants; see [`Policy::rank`].
     pub fn ranks(&self, objects: impl Iterator<Item = Ranked>) -> Vec<Option<u64>> {
         let mut policies = self.policies.lock();

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -32,7 +33,7 @@ struct Stands {
 /// The replicated directory of this master.
 pub struct Machine {
     directory: Directory,
-    evictor: Evictor,
+    evictor: Arc<Evictor>,
     checkpoints: Mutex<VecDeque<(u64, u128)>>,
     applied: watch::Sender<u64>,
     /// Asked for every message of a leader or a datanode and every proposal, which must not wait for an entry that takes long to apply.
@@ -59,7 +60,7 @@ impl Machine {
         directory.keep_changes();
         Some(Machine {
             directory,
-            evictor: Evictor::new(policy)?,
+            evictor: Arc::new(Evictor::new(policy)?),
             checkpoints: Mutex::new(VecDeque::new()),
             applied: watch::Sender::new(0),
             stands: Mutex::new(Stands { applied: None, feature_level: FEATURE_LEVEL_FIRST, log_time: LogTime(0) }),
@@ -79,7 +80,7 @@ impl Machine {
     }
 
     /// The eviction policies, kept warm by what is applied.
-    pub fn evictor(&self) -> &Evictor {
+    pub fn evictor(&self) -> &Arc<Evictor> {
         &self.evictor
     }
 

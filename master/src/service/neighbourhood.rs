@@ -9,10 +9,11 @@ use std::sync::Arc;
 use tidepool_proto::{Error, NodeId, ObjectId, SegmentId};
 
 use super::core::Service;
+use super::leases::Marks;
 use super::room::{self, Found, VICTIMS_MAX, Victims, mark, tenants_by_share};
 use super::tenure::Tenure;
 use crate::directory::limits::IDS_PER_OP_MAX;
-use crate::directory::{Contact, Neighbourhood, SegmentView};
+use crate::directory::{Contact, Neighbourhood, SegmentView, Victim};
 use crate::eviction::Answer;
 
 /// Objects around which neighbourhoods are looked for.
@@ -57,6 +58,9 @@ impl Places<'_> {
     }
 }
 
+/// The youngest of the objects that are compared costs 2 to so many times its bytes.
+const YOUNGEST_PRICE_BITS: usize = 12;
+
 /// How a search is made.
 #[derive(Clone, Copy)]
 struct Reach {
@@ -66,16 +70,18 @@ struct Reach {
     group: usize,
 }
 
-/// Finds and marks victims for a put's op to name.
-pub fn find(service: &Service, tenure: &Tenure, places: &Places<'_>, seeds: &[ObjectId]) -> Victims {
-    search(service, tenure, places, seeds, Reach { seeds: SEEDS, pieces: NEIGHBOURS_MAX, group: VICTIMS_MAX })
+/// Finds and marks victims for a put's op to name. `marks` are those of the same proposal: what it marked already may go.
+pub fn find(service: &Service, tenure: &Tenure, places: &Places<'_>, seeds: &[ObjectId], marks: Marks) -> Victims {
+    let reach = Reach { seeds: SEEDS, pieces: NEIGHBOURS_MAX, group: VICTIMS_MAX };
+    let victims = Victims { marks, ..Victims::none(service, tenure) };
+    search(service, tenure, places, seeds, reach, victims)
 }
 
 /// Evicts by an op of its own, for a put that needs the space of more objects than its op may name. Returns the bytes
 /// that came free.
 pub async fn evict(service: &Service, tenure: &Tenure, places: &Places<'_>) -> Result<u64, Error> {
     let reach = Reach { seeds: WIDE_SEEDS, pieces: WIDE_NEIGHBOURS_MAX, group: IDS_PER_OP_MAX };
-    let victims = search(service, tenure, places, &[], reach);
+    let victims = search(service, tenure, places, &[], reach, Victims::none(service, tenure));
     room::evict_found(service, tenure, victims, "put").await
 }
 
@@ -101,8 +107,15 @@ fn usable(service: &Service, places: &Places<'_>) -> Vec<Usable> {
     segments
 }
 
-fn search(service: &Service, tenure: &Tenure, places: &Places<'_>, seeds: &[ObjectId], reach: Reach) -> Victims {
-    let mut victims = Victims::none(tenure);
+/// Adds to what is marked for a proposal.
+fn search(
+    service: &Service,
+    tenure: &Tenure,
+    places: &Places<'_>,
+    seeds: &[ObjectId],
+    reach: Reach,
+    mut victims: Victims,
+) -> Victims {
     let segments = usable(service, places);
     let (mut used, mut hosts) = (BTreeSet::new(), BTreeSet::new());
     for segment in segments.iter().filter(|s| s.has_room) {
@@ -139,22 +152,10 @@ fn around(
         return None;
     }
     let directory = service.directory();
-    // What was found out about a group holds for all its members, which may be thousands of the neighbours.
-    let mut known: BTreeMap<ObjectId, bool> = BTreeMap::new();
     let mut near = |seeds: &[ObjectId]| {
         let may_use = |segment| segments.contains(&segment);
-        directory.neighbour_victims(seeds, extent_bytes, reach.pieces, may_use, |victim| {
-            if let Some(&may_go) = known.get(&victim.object) {
-                return may_go;
-            }
-            // A group goes as a whole; soft pins have nothing left to wait for.
-            let companions = directory.companions(victim.object);
-            let group = std::iter::once(victim.object).chain(companions.iter().copied());
-            let may_go = companions.len() < reach.group
-                && group.clone().all(|object| mark(service, tenure, object, true, &mut victims.marks) == Answer::Take);
-            known.extend(group.map(|object| (object, may_go)));
-            may_go
-        })
+        let prices = |near: &[&Victim]| prices(service, tenure, near, reach.group, victims);
+        directory.neighbour_victims(seeds, extent_bytes, reach.pieces, may_use, prices)
     };
     let found = near(seeds).or_else(|| near(&oldest(service, segments, reach.seeds)));
     let Neighbourhood { segment, victims: found } = found?;
@@ -168,6 +169,44 @@ fn around(
         }
     }
     Some(segment)
+}
+
+/// What the going of each of these costs, if it may go; it is marked then. That is its bytes, and many times as much for
+/// what the policies would give up last of them: what is near in space is seldom near in age.
+fn prices(
+    service: &Service,
+    tenure: &Tenure,
+    near: &[&Victim],
+    group_max: usize,
+    victims: &mut Victims,
+) -> Vec<Option<u64>> {
+    let directory = service.directory();
+    let ranks = service.evictor().ranks(near.iter().map(|victim| (victim.tenant, victim.key, victim.object)));
+    // What others must go before, or no policy knows, goes last.
+    let rank = |i: &usize| (ranks[*i].is_none(), ranks[*i]);
+    let mut order: Vec<usize> = (0..near.len()).collect();
+    order.sort_by_key(rank);
+    // What was found out about a group holds for all its members, which may be thousands of the neighbours.
+    let mut known: BTreeMap<ObjectId, bool> = BTreeMap::new();
+    let mut may_go = |victim: &Victim| {
+        if let Some(&may_go) = known.get(&victim.object) {
+            return may_go;
+        }
+        // A group goes as a whole; soft pins have nothing left to wait for.
+        let companions = directory.companions(victim.object);
+        let group = std::iter::once(victim.object).chain(companions.iter().copied());
+        let may_go = companions.len() < group_max
+            && group.clone().all(|object| mark(service, tenure, object, true, &mut victims.marks) == Answer::Take);
+        known.extend(group.map(|object| (object, may_go)));
+        may_go
+    };
+    let mut prices = vec![None; near.len()];
+    for (place, &i) in order.iter().enumerate() {
+        if may_go(near[i]) {
+            prices[i] = Some(near[i].bytes() << (place * YOUNGEST_PRICE_BITS / near.len()));
+        }
+    }
+    prices
 }
 
 /// What the policies would give up first in some segments, as places to look around; or anything there.
@@ -187,7 +226,7 @@ fn oldest(service: &Service, segments: &BTreeSet<SegmentId>, number: usize) -> V
     for &segment in segments {
         if seeds.len() < number {
             let (objects, _) = service.directory().victims_in(segment, 0, number - seeds.len());
-            seeds.extend(objects.iter().map(|(_, victim)| victim.object));
+            seeds.extend(objects.iter().map(|victim| victim.object));
         }
     }
     seeds

@@ -19,7 +19,7 @@ use super::leases::Marks;
 use super::neighbourhood::{self, Places};
 use super::reads::addresses;
 use super::requests::{check_count, check_item, check_open, count, soft_pin};
-use super::room::{self, Found, VICTIMS_MAX, Victims, Wanted};
+use super::room::{self, Chosen, Found, VICTIMS_MAX, Victims, Wanted};
 use super::tenure::Tenure;
 use crate::directory::limits::IDS_PER_OP_MAX;
 use crate::directory::{
@@ -34,6 +34,8 @@ const BEHIND_NO_ROOM: &str =
     "an item before it in the batch found no room; what is stored of a batch is a prefix of it";
 /// Attempts after which a call that holds grants waits no longer for room.
 const ATTEMPTS_WITH_GRANTS: usize = 2;
+/// The most that one attempt names beyond what is needed, as a power of two.
+const WIDER_MAX: usize = 6;
 /// Pause before room is looked for again when nothing could be evicted.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(20);
 
@@ -61,9 +63,10 @@ pub async fn start(
         if attempt > 1 {
             batch.evict_for_large(service, &tenure, &waiting).await?;
         }
-        let Proposal { ops, marks, evicts_first, bytes_of } = batch.propose(service, &tenure, &waiting, attempt);
+        let Proposal { ops, marks, chosen, evicts_first, bytes_of } =
+            batch.propose(service, &tenure, &waiting, attempt);
         let mut outcomes = tenure.proposer.propose(&ops, marks).await?.into_iter();
-        drop(ops);
+        drop((ops, chosen));
         if evicts_first && let Some(Outcome::Retired { objects }) = outcomes.next() {
             room::count_evicted(service, "put", &objects, &bytes_of);
         }
@@ -169,6 +172,8 @@ impl Round {
 struct Proposal<'a> {
     ops: Vec<Op<'a>>,
     marks: Option<Marks>,
+    /// What the policies chose among the victims.
+    chosen: Chosen,
     /// Whether the first op evicts what no put's op could name.
     evicts_first: bool,
     /// Bytes that each victim frees.
@@ -282,10 +287,11 @@ impl<'a> Batch<'a> {
             let mut victims = Vec::new();
             if attempt > 1 && ops.is_empty() {
                 // Side by side first: it is what a request larger than any free extent needs.
-                let near = neighbourhood::find(service, tenure, &self.places(*i), &seeds);
+                let marks = std::mem::replace(&mut room.marks, Marks::new(tenure.leases.clone()));
+                let near = neighbourhood::find(service, tenure, &self.places(*i), &seeds, marks);
+                room.marks = near.marks;
                 bytes_of.extend(near.found.iter().map(|v| (v.object, v.bytes)));
                 victims.extend(near.found.iter().map(|v| v.object).take(VICTIMS_MAX));
-                room.marks.absorb(near.marks);
             }
             take_victims(&mut spare, self.need(*i), per_item, &mut victims, &mut large);
             ops.push(Op::PutStart(self.op(*i, *token, victims)));
@@ -297,7 +303,7 @@ impl<'a> Batch<'a> {
             ops.insert(0, Op::Retire { objects, mode: RetireMode::RetireAndReclaim });
         }
         let marks = (!room.marks.is_empty()).then_some(room.marks);
-        Proposal { ops, marks, evicts_first, bytes_of }
+        Proposal { ops, marks, chosen: room.chosen, evicts_first, bytes_of }
     }
 
     /// Whether a victim is of a group that an item joins: a put does not evict the rest of its own group.
@@ -320,7 +326,7 @@ impl<'a> Batch<'a> {
 
     /// Victims for what is short.
     fn room(&self, service: &Service, tenure: &Tenure, bytes: u64, objects: u64, attempt: usize) -> Victims {
-        let mut room = Victims::none(tenure);
+        let mut room = Victims::none(service, tenure);
         let urgent = tenure.waiting_puts() > 0;
         let quota = service.directory().tenant_view(self.tenant);
         if let Some(tenant) = quota.filter(|t| !t.quota.refuse && (t.quota.bytes | t.quota.objects) != 0) {
@@ -346,9 +352,11 @@ impl<'a> Batch<'a> {
         let places = Places { extent_bytes: 0, copies: 1, preferred: &[], excluded: &self.excluded };
         let is_narrow = short && objects == 0 && !self.excluded.is_empty();
         let segments = if is_narrow { places.not_everywhere(service, bytes) } else { None };
+        // The same victims again would be of no more use: each attempt names more of the oldest, of which what is needed goes.
+        let wider = bytes.saturating_mul(1 << attempt.saturating_sub(1).min(WIDER_MAX));
         let wanted = Wanted {
             segments: segments.as_ref(),
-            bytes: if short { bytes.saturating_sub(room.bytes()) } else { 0 },
+            bytes: if short { wider.saturating_sub(room.bytes()) } else { 0 },
             objects,
             limit: VICTIMS_MAX,
             urgent,

@@ -9,10 +9,12 @@
 //! Where several tenants share the pool, the one that holds the most of its share gives up first.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tidepool_proto::{Error, ObjectId, SegmentId};
 
 use super::core::Service;
+use super::evictor::{Evictor, Ranked};
 use super::leases::{Marked, Marks};
 use super::options::FailoverReclaim;
 use super::tenure::Tenure;
@@ -53,10 +55,27 @@ pub struct Found {
     pub group: Option<u64>,
 }
 
+/// What the policies were asked for. When it is dropped, because what was proposed was judged or nothing was, what of it is
+/// still there takes its place in the order again: a refused put says nothing about the victims that it named.
+pub struct Chosen {
+    evictor: Arc<Evictor>,
+    objects: Vec<Ranked>,
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        if !self.objects.is_empty() {
+            self.evictor.spared(&self.objects);
+        }
+    }
+}
+
 /// Victims found, marked for as long as `marks` lives.
 pub struct Victims {
     /// First to go first.
     pub found: Vec<Found>,
+    /// Those of them that the policies chose.
+    pub chosen: Chosen,
     /// Their marks.
     pub marks: Marks,
     /// Where their bytes come free, if segments were asked for.
@@ -65,8 +84,13 @@ pub struct Victims {
 
 impl Victims {
     /// Nothing.
-    pub fn none(tenure: &Tenure) -> Victims {
-        Victims { found: Vec::new(), marks: Marks::new(tenure.leases.clone()), by_segment: BTreeMap::new() }
+    pub fn none(service: &Service, tenure: &Tenure) -> Victims {
+        Victims {
+            found: Vec::new(),
+            chosen: Chosen { evictor: service.evictor().clone(), objects: Vec::new() },
+            marks: Marks::new(tenure.leases.clone()),
+            by_segment: BTreeMap::new(),
+        }
     }
 
     /// Bytes that come free.
@@ -75,8 +99,9 @@ impl Victims {
     }
 
     /// Adds another search's victims.
-    pub fn absorb(&mut self, other: Victims) {
-        self.found.extend(other.found);
+    pub fn absorb(&mut self, mut other: Victims) {
+        self.found.append(&mut other.found);
+        self.chosen.objects.append(&mut other.chosen.objects);
         self.marks.absorb(other.marks);
         for (segment, bytes) in other.by_segment {
             *self.by_segment.entry(segment).or_default() += bytes;
@@ -86,7 +111,7 @@ impl Victims {
 
 /// Finds and marks victims.
 pub fn find(service: &Service, tenure: &Tenure, wanted: &Wanted<'_>) -> Victims {
-    let mut victims = Victims::none(tenure);
+    let mut victims = Victims::none(service, tenure);
     let tenants = match wanted.tenant {
         Some(tenant) => vec![tenant],
         None => tenants_by_share(service),
@@ -101,7 +126,7 @@ pub fn find(service: &Service, tenure: &Tenure, wanted: &Wanted<'_>) -> Victims 
                 return victims;
             }
             let (bytes, limit) = if bytes == 0 { (u64::MAX, objects.min(limit)) } else { (bytes, limit) };
-            let Victims { found, marks, by_segment } = &mut victims;
+            let Victims { found, chosen, marks, by_segment } = &mut victims;
             let mut pinned = 0;
             let accepted = service.evictor().victims(tenant, bytes, limit, &mut |candidate| {
                 // What is gone, or pinned for good, is not asked about again soon.
@@ -112,6 +137,7 @@ pub fn find(service: &Service, tenure: &Tenure, wanted: &Wanted<'_>) -> Victims 
                 }
                 admit(service, tenure, wanted, &victim, marks, by_segment)
             });
+            chosen.objects.extend(accepted.iter().map(|c| (tenant, c.key, c.object)));
             found.extend(accepted.iter().map(|c| Found { object: c.object, bytes: c.bytes, group: c.group }));
         }
         if victims.bytes() < wanted.bytes {
@@ -194,7 +220,10 @@ pub async fn evict_found(service: &Service, tenure: &Tenure, victims: Victims, r
     let bytes: BTreeMap<ObjectId, u64> = victims.found.iter().map(|victim| (victim.object, victim.bytes)).collect();
     let objects: Vec<ObjectId> = victims.found.iter().map(|v| v.object).collect();
     let retire = Op::Retire { objects, mode: RetireMode::RetireAndReclaim };
-    match tenure.proposer.propose_one(retire, Some(victims.marks)).await? {
+    let Victims { chosen, marks, .. } = victims;
+    let outcome = tenure.proposer.propose_one(retire, Some(marks)).await;
+    drop(chosen);
+    match outcome? {
         Outcome::Retired { objects } => Ok(count_evicted(service, reason, &objects, &bytes)),
         Outcome::Refused(error) => Err(error),
         other => Err(super::core::unexpected("retire", &other)),

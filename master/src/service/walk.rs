@@ -68,15 +68,15 @@ impl Search<'_> {
     }
 
     /// The share of a stretch that the policies would give up first, in their order.
-    fn first_to_go(&self, stretch: Vec<(u64, Victim)>) -> Vec<Victim> {
+    fn first_to_go(&self, stretch: Vec<Victim>) -> Vec<Victim> {
         let of_tenant = |victim: &Victim| self.wanted.tenant.is_none_or(|tenant| tenant == victim.tenant);
-        let stretch: Vec<(u64, Victim)> = stretch.into_iter().filter(|(_, victim)| of_tenant(victim)).collect();
-        let asked = stretch.iter().map(|(key, victim)| (victim.tenant, *key, victim.object));
+        let stretch: Vec<Victim> = stretch.into_iter().filter(of_tenant).collect();
+        let asked = stretch.iter().map(|victim| (victim.tenant, victim.key, victim.object));
         let ranks = self.service.evictor().ranks(asked);
         let mut in_order: Vec<_> = stretch
             .into_iter()
             .zip(ranks)
-            .filter_map(|((_, victim), rank)| Some((self.share.get(&victim.tenant).copied(), rank?, victim)))
+            .filter_map(|(victim, rank)| Some((self.share.get(&victim.tenant).copied(), rank?, victim)))
             .collect();
         in_order.sort_by_key(|(share, rank, victim)| (*share, *rank, victim.object));
         let most = in_order.len().div_ceil(STRETCH_SHARE);

@@ -1,6 +1,6 @@
 //! Copies and moves of replicas: what is there while they are under way, and what is left.
 
-use super::world::{World, drain, victims};
+use super::world::{World, by_bytes, drain, victims};
 use crate::directory::{CreateTask, Op, PutStart, Quota, Removal, ReplicaEnd, ReplicaMode, RetireMode, TaskId};
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{ErrorCode, ObjectId, ReplicaId, SegmentId};
@@ -235,7 +235,7 @@ fn what_is_drained_takes_nothing() {
     let near = |world: &World| {
         world
             .directory
-            .neighbour_victims(&[grant.object], extent_bytes(1000), 1024, |_| true, |_| true)
+            .neighbour_victims(&[grant.object], extent_bytes(1000), 1024, |_| true, by_bytes)
             .map(|n| n.victims)
     };
     assert!(near(&world).is_some());

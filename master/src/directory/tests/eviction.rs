@@ -1,7 +1,7 @@
 //! Victims: inline in a put (W9), and as the leader finds them.
 
-use super::world::{World, victims};
-use crate::directory::{Config, Grant, Op, PutStart, SessionId, TenantId};
+use super::world::{World, by_bytes, victims};
+use crate::directory::{Config, Grant, Op, PutStart, SessionId, TenantId, Victim};
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{ErrorCode, ObjectId, SegmentId};
 
@@ -97,7 +97,7 @@ fn a_neighbourhood_frees_one_large_extent() {
     let named = oldest[..8].to_vec();
     let put = with_victims(&mut world, session, 4 * LENGTH, named);
     world.refused(Op::PutStart(put.clone()), ErrorCode::NoSpace);
-    let near = world.directory.neighbour_victims(&oldest, need, 1024, |_| true, |_| true).unwrap().victims;
+    let near = world.directory.neighbour_victims(&oldest, need, 1024, |_| true, by_bytes).unwrap().victims;
     let bytes: u64 = near.iter().map(|v| v.bytes()).sum();
     assert!(bytes < need + extent_bytes(LENGTH), "{bytes} bytes evicted for {need}");
     let put = PutStart { victims: near.iter().map(|v| v.object).collect(), ..put };
@@ -115,11 +115,33 @@ fn a_neighbourhood_avoids_what_is_open_or_refused() {
     let seeds: Vec<ObjectId> = victims(&world.directory).iter().map(|v| v.object).collect();
     let near = |extents: u64| {
         let bytes = extents * extent_bytes(LENGTH);
-        world.directory.neighbour_victims(&seeds, bytes, 1024, |_| true, |v| v.object != leased)
+        world.directory.neighbour_victims(
+            &seeds,
+            bytes,
+            1024,
+            |_| true,
+            |near| near.iter().map(|v| (v.object != leased).then(|| v.bytes())).collect(),
+        )
     };
     let expected: Vec<ObjectId> = grants[..3].iter().map(|g| g.object).collect();
     assert_eq!(near(3).unwrap().victims.iter().map(|v| v.object).collect::<Vec<_>>(), expected);
     assert_eq!(near(4), None);
+}
+
+/// Fails when the run with the fewest bytes is taken.
+#[test]
+fn a_neighbourhood_is_the_cheapest_one() {
+    let (world, _, grants) = full(8);
+    let seeds: Vec<ObjectId> = grants.iter().map(|g| g.object).collect();
+    let dear = &seeds[..5];
+    let price = |v: &&Victim| Some(if dear.contains(&v.object) { v.bytes() << 3 } else { v.bytes() });
+    let bytes = 2 * extent_bytes(LENGTH);
+    let near = world
+        .directory
+        .neighbour_victims(&seeds, bytes, 1024, |_| true, |near| near.iter().map(price).collect())
+        .unwrap()
+        .victims;
+    assert_eq!(near.iter().map(|v| v.object).collect::<Vec<_>>(), seeds[5..7]);
 }
 
 /// Free space beside victims counts.
@@ -129,7 +151,7 @@ fn a_neighbourhood_uses_the_free_space_beside_it() {
     world.remove(session, 0, 0, "k1");
     world.one(Op::Reclaim { replicas: vec![grants[1].replicas[0].replica] });
     let bytes = 2 * extent_bytes(LENGTH);
-    let near = world.directory.neighbour_victims(&[grants[0].object], bytes, 1024, |_| true, |_| true).unwrap().victims;
+    let near = world.directory.neighbour_victims(&[grants[0].object], bytes, 1024, |_| true, by_bytes).unwrap().victims;
     assert_eq!(near.len(), 1);
     let put = with_victims(&mut world, session, 2 * LENGTH, near.iter().map(|v| v.object).collect());
     world.granted(put);
@@ -143,11 +165,11 @@ fn a_neighbourhood_lies_in_a_segment_that_may_be_used() {
     let seeds: Vec<ObjectId> = grants.iter().map(|g| g.object).collect();
     for (_, _, segment) in nodes {
         let bytes = 3 * extent_bytes(LENGTH);
-        let near = world.directory.neighbour_victims(&seeds, bytes, 1024, |id| id == segment, |_| true).unwrap();
+        let near = world.directory.neighbour_victims(&seeds, bytes, 1024, |id| id == segment, by_bytes).unwrap();
         assert_eq!(near.segment, segment);
         assert!(near.victims.iter().all(|victim| victim.replicas[0].1 == segment));
     }
-    assert_eq!(world.directory.neighbour_victims(&seeds, 1, 1024, |_| false, |_| true), None);
+    assert_eq!(world.directory.neighbour_victims(&seeds, 1, 1024, |_| false, by_bytes), None);
 }
 
 /// Fails when a page begins where the last one ended, or names what is open or pinned for good.
@@ -161,7 +183,7 @@ fn a_walk_through_a_segment_meets_each_victim_once() {
     let (mut from, mut met) = (0, Vec::new());
     loop {
         let (page, next) = world.directory.victims_in(nodes[0].2, from, 3);
-        met.extend(page.iter().map(|(key, victim)| (*key, victim.object)));
+        met.extend(page.iter().map(|victim| (victim.key, victim.object)));
         let Some(next) = next else { break };
         from = next;
     }

@@ -1,6 +1,6 @@
 //! Hard and soft pins.
 
-use super::world::{World, remove, victims};
+use super::world::{World, by_bytes, remove, victims};
 use crate::directory::{Config, Op, Outcome, PutStart, Removal, RetireMode, SoftPinAction, TenantId, Turn};
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::{ErrorCode, ObjectId};
@@ -21,7 +21,7 @@ fn case_035_hard_pinned_objects_are_never_victims() {
         })
         .collect();
     assert!(victims(&world.directory).is_empty());
-    assert!(world.directory.neighbour_victims(&pinned, extent_bytes(LENGTH), 1024, |_| true, |_| true).is_none());
+    assert!(world.directory.neighbour_victims(&pinned, extent_bytes(LENGTH), 1024, |_| true, by_bytes).is_none());
     assert!(world.directory.as_victim(pinned[0]).is_none());
     let retire = |mode| Op::Retire { objects: pinned.clone(), mode };
     for mode in [RetireMode::RetireOnly, RetireMode::RetireAndReclaim] {

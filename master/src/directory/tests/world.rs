@@ -315,3 +315,8 @@ pub(super) fn victims(directory: &Directory) -> Vec<Victim> {
     };
     directory.all_readable().into_iter().filter_map(|change| directory.as_victim(object(change))).collect()
 }
+
+/// All may go, each at the price of its bytes.
+pub(super) fn by_bytes(near: &[&Victim]) -> Vec<Option<u64>> {
+    near.iter().map(|victim| Some(victim.bytes())).collect()
+}
