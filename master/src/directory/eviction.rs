@@ -8,7 +8,9 @@ use std::ops::Range;
 use tidepool_proto::{ObjectId, SegmentId, planted};
 
 /// Seeds around which `neighbour_victims` looks.
-const NEIGHBOURHOODS: usize = 16;
+const NEIGHBOURHOODS: usize = 64;
+/// Extents that all of them together may have before no more are looked at.
+const PIECES_MAX: usize = 16_384;
 /// Seeds that it looks up to find so many in the segments that are asked for.
 const SEEDS_LOOKED_UP: usize = 1_024;
 
@@ -97,12 +99,13 @@ impl Directory {
         may_use: impl Fn(SegmentId) -> bool,
         prices: impl FnOnce(&[&Victim]) -> Vec<Option<u64>>,
     ) -> Option<Neighbourhood> {
-        let (mut around, mut seen) = (Vec::new(), 0);
+        let (mut around, mut seen, mut pieces) = (Vec::new(), 0, 0);
         for &object in seeds.iter().take(SEEDS_LOOKED_UP) {
             let found = self.neighbourhoods(object, extent_bytes, pieces_max, &may_use);
             seen += usize::from(!found.is_empty());
+            pieces += found.iter().map(|(_, pieces)| pieces.len()).sum::<usize>();
             around.extend(found);
-            if seen == NEIGHBOURHOODS {
+            if seen == NEIGHBOURHOODS || pieces >= PIECES_MAX {
                 break;
             }
         }

@@ -17,7 +17,7 @@ use crate::directory::{Contact, Neighbourhood, SegmentView, Victim};
 use crate::eviction::Answer;
 
 /// Objects around which neighbourhoods are looked for.
-const SEEDS: usize = 16;
+const SEEDS: usize = 64;
 /// Extents looked at on each side of one of them.
 const NEIGHBOURS_MAX: usize = 1_024;
 /// The same for a put that needs the space of more objects than its op may name: few places, looked at widely.
@@ -152,12 +152,10 @@ fn around(
         return None;
     }
     let directory = service.directory();
-    let mut near = |seeds: &[ObjectId]| {
-        let may_use = |segment| segments.contains(&segment);
-        let prices = |near: &[&Victim]| prices(service, tenure, near, reach.group, victims);
-        directory.neighbour_victims(seeds, extent_bytes, reach.pieces, may_use, prices)
-    };
-    let found = near(seeds).or_else(|| near(&oldest(service, segments, reach.seeds)));
+    let seeds: Vec<ObjectId> = seeds.iter().copied().chain(oldest(service, segments, reach.seeds)).collect();
+    let may_use = |segment| segments.contains(&segment);
+    let prices = |near: &[&Victim]| prices(service, tenure, near, reach.group, victims);
+    let found = directory.neighbour_victims(&seeds, extent_bytes, reach.pieces, may_use, prices);
     let Neighbourhood { segment, victims: found } = found?;
     let mut named: BTreeSet<ObjectId> = victims.found.iter().map(|victim| victim.object).collect();
     for victim in found {
