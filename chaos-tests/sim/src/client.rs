@@ -132,10 +132,15 @@ impl Client {
         late: Duration,
     ) -> Option<Result<v1::ClientResponse, tonic::Status>> {
         let channel = self.channel(&self.masters[self.leader]);
+        let epoch = self.net.epoch();
         let (done, answer) = oneshot::channel();
         spawn_on(&self.machine, async move {
             if !late.is_zero() {
                 rt::sleep(late).await;
+            }
+            // It was sent on a connection to masters that are gone: nothing brings it to those that came after them.
+            if channel.net.epoch() != epoch {
+                return;
             }
             // Nobody may wait for it any more.
             let _late = done.send(ClientServiceClient::new(channel).call(request).await.map(|r| r.into_inner()));

@@ -155,6 +155,7 @@ impl Observer {
         if term > inner.term.0 {
             inner.term = (term, at);
         }
+        self.trace.explain(|| format!("entry {index}: {ops:?}"));
         self.check_ops(&inner, directory, ops);
         let mut dropped = BTreeSet::new();
         inner.before = inner.states.clone();
