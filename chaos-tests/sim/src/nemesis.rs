@@ -1,4 +1,8 @@
 //! What goes wrong: faults drawn from the seed, one after the other, and their end.
+//!
+//! Here: faults that end. Those after which a cluster goes on in another history are in `loss`.
+
+mod loss;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,15 +19,12 @@ use crate::datanode::{Process, address};
 use crate::net::Net;
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
-use crate::quorum::{Image, MASTERS, Quorum, SPARES};
+use crate::quorum::{Image, MASTERS, Quorum};
 
 /// How long one handover, compaction or change of members may take.
 const ACT: Duration = Duration::from_secs(3);
 /// How often a change of members is repeated when everything works again.
 const CHANGES_MAX: usize = 20;
-
-/// How often all masters may be lost in one run.
-const RESTORES_MAX: u64 = 2;
 /// How often an image is published before a fault, in a hundred.
 const PUBLISHED: u64 = 50;
 
@@ -49,12 +50,14 @@ pub struct Nemesis {
     params: Params,
     random: SplitMix,
     skew: BTreeMap<u64, i64>,
-    observer: Observer,
+    /// What is known of the log.
+    pub observer: Observer,
     /// Changes of members that nobody knows to be done, the first of which is under way.
     changes: VecDeque<Change>,
     /// What a restore would begin from.
     image: Option<Image>,
-    restores: u64,
+    /// How often the cluster went on in another history.
+    losses: u64,
     /// Spare machines that were used.
     spares_used: u64,
     /// Faults that were carried out, by name.
@@ -72,22 +75,9 @@ impl Nemesis {
         observer: Observer,
     ) -> Nemesis {
         let random = SplitMix::new(params.seed ^ 0x6661_756c);
-        let (changes, image, restores, spares_used, struck) = (VecDeque::new(), None, 0, 0, BTreeMap::new());
+        let (changes, image, losses, spares_used, struck) = (VecDeque::new(), None, 0, 0, BTreeMap::new());
         let params = params.clone();
-        Nemesis {
-            quorum,
-            datanodes,
-            net,
-            params,
-            random,
-            skew,
-            observer,
-            changes,
-            image,
-            restores,
-            spares_used,
-            struck,
-        }
+        Nemesis { quorum, datanodes, net, params, random, skew, observer, changes, image, losses, spares_used, struck }
     }
 
     /// Breaks things until the time is over.
@@ -99,7 +89,8 @@ impl Nemesis {
             if self.params.faults.is_empty() {
                 continue;
             }
-            if self.params.faults.contains(&Fault::RestoreMasters) && self.random.chance(PUBLISHED) {
+            let publishes = self.params.faults.contains(&Fault::RestoreMasters) && !self.observer.is_alone();
+            if publishes && self.random.chance(PUBLISHED) {
                 self.image = self.quorum.image().or(self.image.take());
             }
             let fault = self.params.faults[self.random.below(self.params.faults.len() as u64) as usize];
@@ -207,24 +198,9 @@ impl Nemesis {
             }
             Fault::ReplaceMaster => self.replace_master().await?,
             Fault::RestoreMasters => self.restore_masters().await?,
+            Fault::LoseMajority => self.lose_majority().await?,
         }
         Ok(())
-    }
-
-    /// All masters are lost, and a new cluster begins with what was published last.
-    async fn restore_masters(&mut self) -> Result<(), String> {
-        let Some(image) = self.image.take().filter(|_| self.restores < RESTORES_MAX) else { return Ok(()) };
-        self.restores += 1;
-        self.net.trace.say("all masters are lost; one begins from an image");
-        self.changes.clear();
-        let kept = self.quorum.restore(&image, &self.observer)?;
-        *self.struck.entry("RestoredKeys".to_owned()).or_default() += kept;
-        let enrolled = self.quorum.enrolled();
-        for id in &enrolled {
-            self.quorum.start(*id).await?;
-        }
-        self.changes.extend((1..=MASTERS).filter(|id| !enrolled.contains(id)).map(|id| Change { new: id, old: None }));
-        self.change_members().await
     }
 
     /// An empty machine is started, taken in by the leader, and a standby removed; what is half done is completed later.
@@ -232,7 +208,9 @@ impl Nemesis {
         if !self.changes.is_empty() {
             return self.change_members().await;
         }
-        let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < SPARES) else { return Ok(()) };
+        let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < self.params.spares()) else {
+            return Ok(());
+        };
         let standbys = self.quorum.enrolled().into_iter().filter(|id| *id != leader.machine.id);
         let standbys: Vec<u64> = standbys.collect();
         let old = standbys[self.random.below(standbys.len() as u64) as usize];
@@ -372,8 +350,7 @@ impl Nemesis {
 
 /// Where masters may be found.
 pub fn masters(params: &Params) -> Vec<String> {
-    let spares = if params.faults.contains(&Fault::ReplaceMaster) { SPARES } else { 0 };
-    (1..=MASTERS + spares).map(|id| crate::quorum::address(id).to_string()).collect()
+    (1..=MASTERS + params.spares()).map(|id| crate::quorum::address(id).to_string()).collect()
 }
 
 /// A datanode on a machine of its own.

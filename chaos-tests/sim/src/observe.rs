@@ -43,7 +43,8 @@ struct Inner {
     datanodes: BTreeMap<String, Known>,
     /// When the first entry of the newest term was applied.
     term: (u64, u64),
-    digests: BTreeMap<u64, (u128, u64)>,
+    /// Digest after each entry, with who had it first and the entry's term.
+    digests: BTreeMap<u64, (u128, u64, u64)>,
     /// The last index whose state is in `states`, and when it was first applied.
     last: Option<(u64, u64)>,
     states: BTreeMap<u64, State>,
@@ -54,6 +55,19 @@ struct Inner {
     /// What was known after each entry: keys, and what is pinned for good.
     known: BTreeMap<u64, (BTreeMap<u64, State>, BTreeSet<u64>)>,
     /// Number of the present history.
+    history: u64,
+    /// Whoever went on alone, and did not say yet what it holds.
+    alone: Option<Alone>,
+    /// Keys that were something else before a majority was lost.
+    forgotten: u64,
+}
+
+/// A master that goes on alone.
+#[derive(Clone, Copy)]
+struct Alone {
+    /// Since when there is no other.
+    since: u64,
+    /// The history that it begins.
     history: u64,
 }
 
@@ -99,6 +113,31 @@ impl Observer {
         kept
     }
 
+    /// All masters but one are gone, and that one goes on alone in another history. Of its log it knew the entries up to `committed` to be
+    /// committed: these are what they were. What comes after them is what it says until it begins the history; no client caused that
+    /// and none was told of it.
+    pub fn goes_on_alone(&self, committed: u64, history: u64) {
+        let inner = &mut *self.inner.lock();
+        let since = now();
+        let applied = inner.last.map_or(0, |(index, _)| index);
+        let first = committed.min(applied) + 1;
+        inner.known.split_off(&first);
+        let (states, pinned) = inner.known.values().next_back().cloned().unwrap_or_default();
+        (inner.before, inner.states, inner.pinned) = (inner.states.clone(), states, pinned);
+        inner.last = Some((first - 1, since));
+        inner.alone = Some(Alone { since, history });
+    }
+
+    /// Whether somebody goes on alone and did not begin its history yet.
+    pub fn is_alone(&self) -> bool {
+        self.inner.lock().alone.is_some()
+    }
+
+    /// Keys that were something else before a majority was lost than they are in what was left.
+    pub fn forgotten(&self) -> u64 {
+        self.inner.lock().forgotten
+    }
+
     /// A datanode's process died, or another one took its place.
     pub fn datanode(&self, address: &str, is_dead: bool) {
         let known = Known { dead_since: is_dead.then(now) };
@@ -135,48 +174,84 @@ impl Observer {
     pub fn applied(&self, master: u64, directory: &Directory, index: u64, ops: &[Op<'_>]) {
         let digest = directory.digest();
         self.trace.note("apply", (master, index), digest as u64);
-        let mut inner = self.inner.lock();
-        match inner.digests.get(&index) {
-            Some(&(known, by)) if known != digest => {
-                self.history.wrong(format!(
-                    "SAME-INDEX-SAME-HASH: at index {index} master {master} has {digest:032x}, master {by} had {known:032x}"
-                ));
-            }
-            Some(_) => {}
-            None => drop(inner.digests.insert(index, (digest, master))),
-        }
+        let inner = &mut *self.inner.lock();
+        let term = directory.applied().map_or(0, |(_, term)| term);
+        self.check_digest(inner, (master, index, term), digest);
         let (before, since) = inner.last.unwrap_or((0, 0));
         // The first to apply an entry says what it did; one that skipped some by a snapshot of them cannot.
         if inner.last.is_some() && index <= before {
             return;
         }
         let at = now();
-        let term = directory.applied().map_or(0, |(_, term)| term);
         if term > inner.term.0 {
             inner.term = (term, at);
         }
         self.trace.explain(|| format!("entry {index}: {ops:?}"));
-        self.check_ops(&inner, directory, ops);
-        let mut dropped = BTreeSet::new();
-        inner.before = inner.states.clone();
-        for key in 0..self.keys {
-            let state = self.state_of(directory, key, inner.history);
-            let was = inner.states.insert(key, state).unwrap_or_default();
-            for event in events(key, was, state, ops) {
-                self.history.log_event(key, (since, at), event);
-                if let Event::Dropped(object) = event {
-                    dropped.insert((key, object));
-                }
-            }
+        match inner.alone {
+            Some(alone) => self.goes_on(inner, alone, directory, index, ops),
+            None => self.happened(inner, directory, (since, at), ops),
         }
-        self.check_evictions(&inner, &dropped, ops);
-        self.check_quota(directory);
         let pinned = (0..self.keys)
             .filter_map(|key| self.view(directory, key, |object| object.hard_pinned.then_some(object.object.0))?);
         inner.pinned = pinned.collect();
         inner.last = Some((index, at));
         let known = (inner.states.clone(), inner.pinned.clone());
         inner.known.insert(index, known);
+    }
+
+    /// All masters have one state after one entry. Whoever goes on alone has another entry where its log was not the majority's.
+    fn check_digest(&self, inner: &mut Inner, (master, index, term): (u64, u64, u64), digest: u128) {
+        match inner.digests.get(&index) {
+            Some(&(.., of)) if of != term && inner.alone.is_some() => drop(inner.digests.split_off(&index)),
+            Some(&(known, by, _)) if known != digest => {
+                return self.history.wrong(format!(
+                    "SAME-INDEX-SAME-HASH: at index {index} master {master} has {digest:032x}, master {by} had {known:032x}"
+                ));
+            }
+            Some(_) => return,
+            None => {}
+        }
+        inner.digests.insert(index, (digest, master, term));
+    }
+
+    /// An entry of the one cluster that there is: what it did without a call, and whether it may.
+    fn happened(&self, inner: &mut Inner, directory: &Directory, between: (u64, u64), ops: &[Op<'_>]) {
+        self.check_ops(inner, directory, ops);
+        let mut dropped = BTreeSet::new();
+        inner.before = inner.states.clone();
+        for key in 0..self.keys {
+            let state = self.state_of(directory, key, inner.history);
+            let was = inner.states.insert(key, state).unwrap_or_default();
+            for event in events(key, was, state, ops) {
+                self.history.log_event(key, between, event);
+                if let Event::Dropped(object) = event {
+                    dropped.insert((key, object));
+                }
+            }
+        }
+        self.check_evictions(inner, &dropped, ops);
+        self.check_quota(directory);
+    }
+
+    /// An entry that only whoever goes on alone has, or that it has again. When it begins its history each key is what it holds, whatever
+    /// others had acknowledged: a stated loss.
+    fn goes_on(&self, inner: &mut Inner, alone: Alone, directory: &Directory, index: u64, ops: &[Op<'_>]) {
+        for key in 0..self.keys {
+            inner.states.insert(key, self.state_of(directory, key, inner.history));
+        }
+        let begins =
+            |op: &Op<'_>| matches!(op, Op::BeginHistory { before: (_, history) } if history.0 == inner.history);
+        if !ops.iter().any(begins) {
+            return;
+        }
+        for (key, state) in &inner.states {
+            let value = |state: Option<&State>| state.copied().flatten().map(|(value, _)| value);
+            inner.forgotten += u64::from(value(inner.before.get(key)) != value(Some(state)));
+            self.history.log_event(*key, (alone.since, now()), Event::Restored(*state));
+        }
+        inner.digests.split_off(&(index + 1));
+        (inner.alone, inner.history) = (None, alone.history);
+        self.history.begins(alone.history);
     }
 
     /// What is evicted was not pinned for good, and of its group nothing is left. `dropped`: keys whose objects went in this entry without

@@ -6,6 +6,7 @@ use tidepool_raft::ElectionProfile;
 use tidepool_raft::sim::SplitMix;
 
 use crate::keys::Keys;
+use crate::quorum::{SPARES_TO_RECOVER, SPARES_TO_REPLACE};
 
 /// Fewer kinds than this, and one of them is all that happens.
 const KINDS_MIN: usize = 4;
@@ -97,6 +98,8 @@ pub enum Fault {
     ReplaceMaster,
     /// All masters are lost for good; one begins from the last published image in a new history, and others join it.
     RestoreMasters,
+    /// All masters but one are lost for good; it goes on alone with its log in a new history, and others are taken in.
+    LoseMajority,
 }
 
 impl Fault {
@@ -130,6 +133,10 @@ impl Params {
         if faults.len() < KINDS_MIN {
             faults = Fault::ALL.to_vec();
         }
+        // Drawn apart, so that seeds of before are what they were.
+        if SplitMix::new(seed ^ 0x6c6f_7365).chance(share / 3) {
+            faults.push(Fault::LoseMajority);
+        }
         let tight = random.chance(40);
         Params {
             seed,
@@ -159,6 +166,12 @@ impl Params {
             },
             overtaken: random.range(0, 60),
         }
+    }
+
+    /// Spare machines that masters may be replaced by.
+    pub fn spares(&self) -> u64 {
+        let of = |fault, spares| if self.faults.contains(&fault) { spares } else { 0 };
+        of(Fault::ReplaceMaster, SPARES_TO_REPLACE) + of(Fault::LoseMajority, SPARES_TO_RECOVER)
     }
 
     /// Whether leases mean the same to all.

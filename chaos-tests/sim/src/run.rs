@@ -10,8 +10,8 @@ use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::plant::{Plant, plant};
-use tidepool_proto::v1;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
+use tidepool_proto::{planted, v1};
 use tidepool_raft::rt;
 use tidepool_raft::sim::SplitMix;
 use tidepool_raft::sim::surroundings::{On, SimMachine, simulate, spawn_on};
@@ -23,6 +23,7 @@ use crate::nemesis::{CLIENTS_FROM, DATANODES_FROM, Nemesis, masters, start_datan
 use crate::net::{Channel, Net};
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
+use crate::provoke::provoke;
 use crate::quorum::{MASTERS, Quorum, address};
 use crate::trace::Trace;
 use crate::{audit, checker};
@@ -170,81 +171,6 @@ fn skew(params: &Params) -> BTreeMap<u64, i64> {
     ids.map(|id| (id, random.range(0, 2 * spread) as i64 - params.skew_ppm)).collect()
 }
 
-/// The circumstances in which a guard matters, made likelier.
-fn provoke(mut params: Params, plant: Plant) -> Params {
-    let mut need = |faults: &[Fault]| {
-        for fault in faults {
-            if !params.faults.contains(fault) {
-                params.faults.push(*fault);
-            }
-        }
-    };
-    // Where bits flip by themselves, bytes that went bad otherwise are not noticed.
-    let bytes_matter = matches!(
-        plant,
-        Plant::SkipVerification
-            | Plant::EarlyReuse
-            | Plant::LookBeforeMark
-            | Plant::TrustReporter
-            | Plant::FenceWithoutAbort
-    );
-    match plant {
-        Plant::NoReadFence => {
-            need(&[Fault::IsolateMaster, Fault::CutMasters]);
-            params.readers = 2;
-        }
-        // First attempts that are overtaken, and keys that are leased now and then: what is refused must be free again when the
-        // first attempt arrives.
-        Plant::ForgottenRefusal => {
-            (params.overtaken, params.keys, params.clients, params.readers) = (700, 6, 3, 0);
-            (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
-        }
-        // Little space, and much of it wanted: evictions.
-        Plant::PartOfGroup | Plant::EvictPinned => {
-            (params.segment_bytes, params.object_bytes_max, params.keys) = (64 << 10, 16_000, 8);
-            (params.special.groups, params.special.pins) = (plant == Plant::PartOfGroup, plant == Plant::EvictPinned);
-            (params.replicas_max, params.special.quota_objects) = (2, 0);
-        }
-        Plant::ConstantHistory => {
-            need(&[Fault::RestoreMasters, Fault::Compact]);
-            (params.snapshot_entries, params.faults_for) = (60, Duration::from_secs(6));
-        }
-        Plant::OverQuota => (params.keys, params.special.quota_objects) = (8, 1),
-        // New leaders, and datanodes that hear late of them.
-        Plant::TimeAheadOfLog => {
-            need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);
-            (params.faults_for, params.readers) = (Duration::from_secs(8), 2);
-        }
-        // One leader all the time: what a failover does to log time is not to be blamed.
-        Plant::WallClock => {
-            (params.faults, params.faults_for) = (vec![Fault::StepClock], Duration::from_secs(8));
-            (params.late, params.stalls) = ((0, 1), 100);
-        }
-        Plant::ListUnheard => {
-            params.faults = vec![Fault::KillDatanode, Fault::KillMaster, Fault::HandOver];
-            (params.faults_for, params.datanode_returns) = (Duration::from_secs(8), 10);
-        }
-        Plant::TrustReporter => need(&[Fault::CutDatanode]),
-        Plant::SnapshotWithoutPart => need(&[Fault::Compact, Fault::KillMaster]),
-        Plant::LateDuplicate => params.late = (60, 1_500),
-        Plant::SkipVerification => params.stalls = 200,
-        Plant::FenceWithoutAbort => {
-            (params.stalls, params.segment_bytes) = (250, 64 << 10);
-        }
-        Plant::EarlyReuse | Plant::DoubleGrant => (params.segment_bytes, params.stalls) = (64 << 10, 100),
-        // A slow log: time between the look and the removal.
-        Plant::LookBeforeMark => {
-            (params.segment_bytes, params.stalls, params.sync_us) = (64 << 10, 100, 20_000);
-            (params.keys, params.clients, params.faults) = (2, 4, Vec::new());
-        }
-        _ => {}
-    }
-    if bytes_matter {
-        params.faults.retain(|fault| *fault != Fault::FlipBit);
-    }
-    params
-}
-
 async fn life(
     params: &Params,
     quorum: Quorum,
@@ -293,6 +219,10 @@ async fn life(
     }
     last_look(params, &net, &history).await?;
     audit::settled(&quorum, &datanodes).await?;
+    if nemesis.observer.is_alone() {
+        return Err("who went on alone never began its history".to_owned());
+    }
+    *nemesis.struck.entry("ForgottenKeys".to_owned()).or_default() += nemesis.observer.forgotten();
     Ok((calls_in_faults, nemesis.struck))
 }
 
@@ -353,7 +283,8 @@ fn work(
                 95..=97 => client.list(params.keys).await,
                 _ => client.pin(key).await,
             }
-            rt::sleep(Duration::from_millis(random.range(5, 40))).await;
+            let pause = Duration::from_millis(random.range(5, 40));
+            rt::sleep(if planted!(IdleClients) { pause * 60 } else { pause }).await;
         }
         // The run may have ended.
         let _ended = done.send(());

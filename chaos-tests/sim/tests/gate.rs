@@ -126,4 +126,5 @@ found! {
     a_listing_that_lacks_something_is_found: ListingLacks;
     a_listing_that_invents_something_is_found: ListingInvents;
     a_match_that_removes_too_much_is_found: MatchTooMuch;
+    a_recovery_that_forgets_its_log_is_found: ForgottenLog;
 }
