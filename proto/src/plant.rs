@@ -56,6 +56,8 @@ pub enum Plant {
     MatchTooMuch,
     /// Whoever goes on alone does so from its snapshot, without what its log holds beyond (I1).
     ForgottenLog,
+    /// Damaged frames of the log are taken for whole ones (M3).
+    UncheckedFrame,
     /// Clients hardly call: the run shows nothing, which it must say.
     IdleClients,
 }
@@ -97,6 +99,7 @@ impl Plant {
         Plant::ListingInvents,
         Plant::MatchTooMuch,
         Plant::ForgottenLog,
+        Plant::UncheckedFrame,
         Plant::IdleClients,
     ];
 

@@ -1,7 +1,8 @@
 //! What goes wrong: faults drawn from the seed, one after the other, and their end.
 //!
-//! Here: faults that end. Those after which a cluster goes on in another history are in `loss`.
+//! Here: faults that end. Those after which a cluster goes on in another history are in `loss`, disks that go bad in `damage`.
 
+mod damage;
 mod loss;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -56,6 +57,8 @@ pub struct Nemesis {
     changes: VecDeque<Change>,
     /// What a restore would begin from.
     image: Option<Image>,
+    /// Whose disk has a bit that flipped, and did not start since.
+    damaged: Option<u64>,
     /// How often the cluster went on in another history.
     losses: u64,
     /// Spare machines that were used.
@@ -75,9 +78,24 @@ impl Nemesis {
         observer: Observer,
     ) -> Nemesis {
         let random = SplitMix::new(params.seed ^ 0x6661_756c);
-        let (changes, image, losses, spares_used, struck) = (VecDeque::new(), None, 0, 0, BTreeMap::new());
+        let (changes, image, damaged, losses, spares_used, struck) =
+            (VecDeque::new(), None, None, 0, 0, BTreeMap::new());
         let params = params.clone();
-        Nemesis { quorum, datanodes, net, params, random, skew, observer, changes, image, losses, spares_used, struck }
+        Nemesis {
+            quorum,
+            datanodes,
+            net,
+            params,
+            random,
+            skew,
+            observer,
+            changes,
+            image,
+            damaged,
+            losses,
+            spares_used,
+            struck,
+        }
     }
 
     /// Breaks things until the time is over.
@@ -199,6 +217,7 @@ impl Nemesis {
             Fault::ReplaceMaster => self.replace_master().await?,
             Fault::RestoreMasters => self.restore_masters().await?,
             Fault::LoseMajority => self.lose_majority().await?,
+            Fault::FlipMasterBit => self.damage(master)?,
         }
         Ok(())
     }
@@ -268,9 +287,16 @@ impl Nemesis {
         self.observer.datanode(&address(id), true);
     }
 
-    /// Starts a master if it does not run. One that was removed meanwhile may refuse to.
-    async fn start_master(&self, id: u64) -> Result<(), String> {
-        match self.quorum.start(id).await {
+    /// Starts a master if it does not run. One that was removed meanwhile may refuse to, and one whose disk is damaged may find that.
+    async fn start_master(&mut self, id: u64) -> Result<(), String> {
+        let was_down = self.quorum.get(id).is_none();
+        let started = self.quorum.start(id).await;
+        let is_damaged = self.damaged == Some(id) && was_down;
+        if is_damaged {
+            self.damaged = None;
+        }
+        match started {
+            Err(why) if is_damaged => self.give_up(id, &why),
             Err(_) if self.changes.front().is_some_and(|change| change.old == Some(id)) => Ok(()),
             result => result,
         }
@@ -297,6 +323,11 @@ impl Nemesis {
             if self.quorum.get(id).is_none() && self.random.chance(60) {
                 self.start_master(id).await?;
             }
+        }
+        // For a master that was given up another comes soon.
+        let is_gone = |id: u64| !self.quorum.enrolled().contains(&id);
+        if self.changes.front().is_some_and(|change| change.old.is_some_and(is_gone)) {
+            self.change_members().await?;
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
             if self.random.chance(self.params.datanode_returns) {

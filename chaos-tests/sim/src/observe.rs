@@ -1,6 +1,8 @@
 //! What the masters apply, as they apply it: the state of every key after every entry, in log order. It gives the
 //! judge the events that no client caused, and compares the digests of all masters entry by entry.
 
+mod events;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +11,8 @@ use parking_lot::Mutex;
 use tidepool_master::directory::{Contact, Directory, ObjectState, ObjectView, Op, TenantId};
 use tidepool_proto::ObjectId;
 
-use crate::history::{Event, History, now, object_of};
+use self::events::{Is, events, is_victim, loses_copies};
+use crate::history::{Event, History, LOG, now, object_of};
 use crate::keys::{Keys, SMALL, group, key_name, tenant};
 use crate::params::{Fault, Params};
 use crate::trace::Trace;
@@ -69,6 +72,13 @@ struct Alone {
     since: u64,
     /// The history that it begins.
     history: u64,
+}
+
+impl Inner {
+    /// Whether this entry ends the present history.
+    fn begins_history(&self, ops: &[Op<'_>]) -> bool {
+        ops.iter().any(|op| matches!(op, Op::BeginHistory { before: (_, history) } if history.0 == self.history))
+    }
 }
 
 impl Observer {
@@ -176,6 +186,10 @@ impl Observer {
         self.trace.note("apply", (master, index), digest as u64);
         let inner = &mut *self.inner.lock();
         let term = directory.applied().map_or(0, |(_, term)| term);
+        if inner.alone.is_some() && inner.begins_history(ops) {
+            // From here on it is another log, whose terms say nothing of those before.
+            inner.digests.split_off(&index);
+        }
         self.check_digest(inner, (master, index, term), digest);
         let (before, since) = inner.last.unwrap_or((0, 0));
         // The first to apply an entry says what it did; one that skipped some by a snapshot of them cannot.
@@ -185,10 +199,11 @@ impl Observer {
         let at = now();
         if term > inner.term.0 {
             inner.term = (term, at);
+            self.history.term_begins();
         }
         self.trace.explain(|| format!("entry {index}: {ops:?}"));
         match inner.alone {
-            Some(alone) => self.goes_on(inner, alone, directory, index, ops),
+            Some(alone) => self.goes_on(inner, alone, directory, ops),
             None => self.happened(inner, directory, (since, at), ops),
         }
         let pinned = (0..self.keys)
@@ -222,8 +237,11 @@ impl Observer {
         for key in 0..self.keys {
             let state = self.state_of(directory, key, inner.history);
             let was = inner.states.insert(key, state).unwrap_or_default();
-            for event in events(key, was, state, ops) {
-                self.history.log_event(key, between, event);
+            for (event, is) in events(key, was, state, ops) {
+                match is {
+                    Is::Sure => self.history.log_event(key, between, event),
+                    Is::Possible => self.history.log(LOG, key, between.0, false, event),
+                }
                 if let Event::Dropped(object) = event {
                     dropped.insert((key, object));
                 }
@@ -235,13 +253,11 @@ impl Observer {
 
     /// An entry that only whoever goes on alone has, or that it has again. When it begins its history each key is what it holds, whatever
     /// others had acknowledged: a stated loss.
-    fn goes_on(&self, inner: &mut Inner, alone: Alone, directory: &Directory, index: u64, ops: &[Op<'_>]) {
+    fn goes_on(&self, inner: &mut Inner, alone: Alone, directory: &Directory, ops: &[Op<'_>]) {
         for key in 0..self.keys {
             inner.states.insert(key, self.state_of(directory, key, inner.history));
         }
-        let begins =
-            |op: &Op<'_>| matches!(op, Op::BeginHistory { before: (_, history) } if history.0 == inner.history);
-        if !ops.iter().any(begins) {
+        if !inner.begins_history(ops) {
             return;
         }
         for (key, state) in &inner.states {
@@ -249,7 +265,6 @@ impl Observer {
             inner.forgotten += u64::from(value(inner.before.get(key)) != value(Some(state)));
             self.history.log_event(*key, (alone.since, now()), Event::Restored(*state));
         }
-        inner.digests.split_off(&(index + 1));
         (inner.alone, inner.history) = (None, alone.history);
         self.history.begins(alone.history);
     }
@@ -258,24 +273,11 @@ impl Observer {
     /// a call.
     fn check_evictions(&self, inner: &Inner, dropped: &BTreeSet<(u64, u64)>, ops: &[Op<'_>]) {
         // Where copies went with their datanode, it was no eviction.
-        let loses_copies = |op: &Op<'_>| {
-            matches!(
-                op,
-                Op::RegisterNode { .. } | Op::DropNode { .. } | Op::UnmountSegment { .. } | Op::DropReplica { .. }
-            )
-        };
         if ops.iter().any(loses_copies) {
             return;
         }
-        let is_victim = |object: u64| {
-            ops.iter().any(|op| match op {
-                Op::PutStart(put) => put.victims.iter().any(|victim| victim.0 == object),
-                Op::Retire { objects, .. } => objects.iter().any(|victim| victim.0 == object),
-                _ => false,
-            })
-        };
-        for (key, object) in dropped.iter().map(|(key, value)| (*key, object_of(*value))).filter(|(_, o)| is_victim(*o))
-        {
+        let victims = dropped.iter().map(|(key, value)| (*key, object_of(*value)));
+        for (key, object) in victims.filter(|(_, object)| is_victim(*object, ops)) {
             if inner.pinned.contains(&object) {
                 self.history.wrong(format!("key {key}: object {object} was evicted, and is pinned for good"));
             }
@@ -325,37 +327,4 @@ impl Observer {
     pub fn state(&self, key: u64) -> State {
         self.inner.lock().states.get(&key).copied().flatten()
     }
-}
-
-/// What no client caused: everything but the ends of puts and the removals of this very entry.
-fn events(key: u64, was: State, is: State, ops: &[Op<'_>]) -> Vec<Event> {
-    let removed = |value: u64| {
-        let object = object_of(value);
-        ops.iter().any(|op| match op {
-            Op::Remove(remove) => remove.key == key_name(key).as_slice(),
-            Op::RemoveObjects { objects, .. } => objects.iter().any(|o| o.0 == object),
-            _ => false,
-        })
-    };
-    let ended = |value: u64| ops.iter().any(|op| matches!(op, Op::PutEnd(end) if end.object.0 == object_of(value)));
-    let mut events = Vec::new();
-    match (was, is) {
-        (Some((a, visible)), Some((b, now_visible))) if a == b => match (visible, now_visible) {
-            (true, false) => events.push(Event::Hidden(a)),
-            (false, true) => events.push(Event::Shown(a)),
-            _ => {}
-        },
-        (Some((a, _)), Some((b, visible))) => {
-            if !ended(b) {
-                events.push(Event::Dropped(a));
-            }
-            if !visible {
-                events.push(Event::Hidden(b));
-            }
-        }
-        (Some((a, _)), None) if !removed(a) => events.push(Event::Dropped(a)),
-        (None, Some((b, false))) => events.push(Event::Hidden(b)),
-        _ => {}
-    }
-    events
 }

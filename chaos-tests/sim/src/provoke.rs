@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidepool_master::FailoverReclaim;
 use tidepool_proto::plant::Plant;
 
 use crate::params::{Fault, Params};
@@ -48,6 +49,9 @@ pub fn provoke(mut params: Params, plant: Plant) -> Params {
         Plant::ForgottenLog => {
             (params.faults, params.faults_for) = (vec![Fault::LoseMajority, Fault::Compact], Duration::from_secs(6));
         }
+        Plant::UncheckedFrame => {
+            (params.faults, params.faults_for) = (vec![Fault::FlipMasterBit], Duration::from_secs(6));
+        }
         Plant::OverQuota => (params.keys, params.special.quota_objects) = (8, 1),
         // New leaders, and datanodes that hear late of them.
         Plant::TimeAheadOfLog => {
@@ -79,6 +83,7 @@ pub fn provoke(mut params: Params, plant: Plant) -> Params {
         _ => {}
     }
     if bytes_matter {
+        params.reclaim = FailoverReclaim::Protect;
         params.faults.retain(|fault| *fault != Fault::FlipBit);
     }
     params

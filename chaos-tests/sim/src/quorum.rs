@@ -10,7 +10,7 @@ use openraft_rt_sim::SimRuntime;
 use parking_lot::Mutex;
 use tidepool_master::restore::{from_snapshot, go_on};
 use tidepool_master::sim::{self, Machine};
-use tidepool_master::{FailoverReclaim, Master, MasterOptions};
+use tidepool_master::{Master, MasterOptions};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::sim::surroundings::{On, SimMachine, spawn_on};
 use tidepool_raft::sim::{SimCluster, SimNode};
@@ -27,11 +27,13 @@ const BOOT: Duration = Duration::from_millis(300);
 /// Masters of a quorum.
 pub const MASTERS: u64 = 3;
 /// Machines beyond them, which may take the place of one.
-pub const SPARES: u64 = SPARES_TO_REPLACE + SPARES_TO_RECOVER;
+pub const SPARES: u64 = SPARES_TO_REPLACE + SPARES_TO_RECOVER + SPARES_FOR_DAMAGED;
 /// Of these, as many are there for standbys that are replaced.
 pub const SPARES_TO_REPLACE: u64 = 2;
 /// And as many for majorities that are lost.
 pub const SPARES_TO_RECOVER: u64 = 4;
+/// And as many for masters whose disk is damaged.
+pub const SPARES_FOR_DAMAGED: u64 = 2;
 /// After which an unfinished put may be preempted.
 pub const DISCARD_AFTER: Duration = Duration::from_secs(3);
 /// Longest lease.
@@ -99,8 +101,7 @@ fn options(id: u64, params: &Params, dir: &Path) -> MasterOptions {
     options.election = params.election;
     options.lease_ttl_default = LEASE_MAX / 2;
     options.lease_ttl_max = LEASE_MAX;
-    // Leases are kept to the letter, so that bytes which do not verify under one are always wrong.
-    options.failover_reclaim = FailoverReclaim::Protect;
+    options.failover_reclaim = params.reclaim;
     options.put_start_discard_timeout = DISCARD_AFTER;
     options.node_heartbeat_interval = Duration::from_millis(80);
     options.node_suspect_timeout = SUSPECT_AFTER;

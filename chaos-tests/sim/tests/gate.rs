@@ -87,6 +87,14 @@ fn found(planted: Plant) -> Option<(u64, String)> {
     })
 }
 
+/// Whoever calls hardly anything breaks nothing: that must not pass for a run without mistakes.
+#[test]
+fn a_run_with_hardly_any_calls_shows_nothing() {
+    let found = found(Plant::IdleClients);
+    println!("IdleClients: {found:?}");
+    assert!(found.is_some_and(|(seed, what)| seed == 1 && what.contains("shows nothing")));
+}
+
 macro_rules! found {
     ($($(#[$attribute:meta])* $name:ident: $plant:ident;)+) => {
         $(
@@ -127,4 +135,5 @@ found! {
     a_listing_that_invents_something_is_found: ListingInvents;
     a_match_that_removes_too_much_is_found: MatchTooMuch;
     a_recovery_that_forgets_its_log_is_found: ForgottenLog;
+    a_damaged_frame_that_is_taken_for_whole_is_found: UncheckedFrame;
 }
