@@ -320,7 +320,7 @@ fn work(
                 _ => client.pin(key).await,
             }
             let pause = Duration::from_millis(random.range(5, 40));
-            rt::sleep(if planted!(IdleClients) { pause * 200 } else { pause }).await;
+            rt::sleep(if planted!(IdleClients) { pause * 2_000 } else { pause }).await;
         }
         // The run may have ended.
         let _ended = done.send(());

@@ -92,7 +92,7 @@ fn found(planted: Plant) -> Option<(u64, String)> {
 fn a_run_with_hardly_any_calls_shows_nothing() {
     let found = found(Plant::IdleClients);
     println!("IdleClients: {found:?}");
-    assert!(found.is_some_and(|(seed, what)| seed == 1 && what.contains("shows nothing")));
+    assert!(found.is_some_and(|(_, what)| what.contains("shows nothing")));
 }
 
 macro_rules! found {
