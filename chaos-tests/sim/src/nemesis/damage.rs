@@ -20,7 +20,7 @@ impl Nemesis {
         }
         let number = self.random.number();
         // An image that is held lies in this file.
-        let snapshot = running.node.agreed_snapshot().filter(|_| self.image.is_none() && number % 3 == 0);
+        let snapshot = running.node.agreed_snapshot().filter(|_| self.image.is_none() && number.is_multiple_of(3));
         if let Some(snapshot) = snapshot {
             self.quorum.kill(id, usize::MAX, false);
             flip(snapshot.path(), number / 3).map_err(|error| error.to_string())?;
