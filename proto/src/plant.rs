@@ -54,6 +54,12 @@ pub enum Plant {
     ListingInvents,
     /// A removal by match removes more than matches.
     MatchTooMuch,
+    /// Whoever goes on alone does so from its snapshot, without what its log holds beyond (I1).
+    ForgottenLog,
+    /// Damaged frames of the log are taken for whole ones (M3).
+    UncheckedFrame,
+    /// Clients hardly call: the run shows nothing, which it must say.
+    IdleClients,
 }
 
 thread_local! {
@@ -92,6 +98,9 @@ impl Plant {
         Plant::ListingLacks,
         Plant::ListingInvents,
         Plant::MatchTooMuch,
+        Plant::ForgottenLog,
+        Plant::UncheckedFrame,
+        Plant::IdleClients,
     ];
 
     /// Whether this thread runs without the guard.

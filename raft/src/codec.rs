@@ -13,6 +13,7 @@ use bytes::Bytes;
 pub(crate) use messages::{ENTRY_BYTES_MAX, entry_size};
 pub use reader::Reader;
 use thiserror::Error;
+use tidepool_proto::planted;
 
 /// Version of the encoding written here. Readers refuse higher ones.
 pub const CODEC_VERSION: u8 = 1;
@@ -146,7 +147,7 @@ pub fn decode<M: Message>(frame: Bytes) -> Result<M, CodecError> {
     let (covered, tail) = frame.split_at(len - 4);
     let stored = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
     let computed = crc32c::crc32c(covered);
-    if stored != computed {
+    if stored != computed && !planted!(UncheckedFrame) {
         return Err(CodecError::Checksum { stored, computed });
     }
     if covered[1] != M::KIND {

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use tidepool_proto::{Error, ErrorCode, NodeId};
+use tidepool_proto::{Error, ErrorCode, NodeId, planted};
 
 use crate::codec;
 use crate::divergence;
@@ -21,9 +21,9 @@ use crate::types::{self, Entry, EntryPayload, LogId, Membership, Payload, Vote, 
 use crate::unfinished::Unfinished;
 
 /// What one stopped member holds.
-pub struct LastOne {
+pub struct LastOne<D: Disk = RocksDisk> {
     data_dir: PathBuf,
-    disk: RocksDisk,
+    disk: D,
     identity: IdentityStore,
     membership: Membership,
     last: LogId,
@@ -74,18 +74,24 @@ fn log_of(data_dir: &Path) -> Result<PathBuf, OpenError> {
 }
 
 /// The data of a stopped member, verified. Its log stays locked.
-struct Stopped {
-    disk: RocksDisk,
+struct Stopped<D: Disk> {
+    disk: D,
     path: PathBuf,
     report: OpenReport,
     identity: IdentityStore,
     snapshots: SnapshotStore,
 }
 
-impl Stopped {
-    fn open(data_dir: &Path) -> Result<Stopped, OpenError> {
+impl Stopped<RocksDisk> {
+    fn open(data_dir: &Path) -> Result<Self, OpenError> {
         let path = log_of(data_dir)?;
         let disk = RocksDisk::open(&path)?;
+        Stopped::on(data_dir, path, disk)
+    }
+}
+
+impl<D: Disk> Stopped<D> {
+    fn on(data_dir: &Path, path: PathBuf, disk: D) -> Result<Self, OpenError> {
         let report = recover(&disk, &path, &|_| Ok(()))?;
         let identity = IdentityStore::reopen(data_dir, disk.store_id())?;
         let snapshots =
@@ -97,15 +103,38 @@ impl Stopped {
 impl LastOne {
     /// Opens the data directory of a stopped member and verifies all of it. Changes nothing.
     pub fn open(data_dir: &Path) -> Result<LastOne, OpenError> {
-        // What a recovery that was cut short began to replace.
-        let before = match Unfinished::read(data_dir).map_err(OpenError::storage)? {
-            Some(Unfinished::Recovery(before)) => Some(before),
-            Some(Unfinished::Restore) => {
-                return Err(refuse(format!("a restore into {} was cut short: it holds nothing", data_dir.display())));
-            }
-            None => None,
-        };
-        let Stopped { disk, path, report, identity, snapshots } = Stopped::open(data_dir)?;
+        let before = recovery_of(data_dir)?;
+        LastOne::of(data_dir, before, Stopped::open(data_dir)?)
+    }
+
+    /// Makes it a quorum of one, whose log goes on with `payload`; answers its new identity. Cut short, it is carried out again by
+    /// the same call.
+    pub fn go_on_alone(self, payload: Bytes) -> Result<ClusterIdentity, OpenError> {
+        self.go_on_as(fresh_identity(rand::random), payload)
+    }
+}
+
+/// The cluster that a recovery began to replace, if one was cut short.
+fn recovery_of(data_dir: &Path) -> Result<Option<ClusterIdentity>, OpenError> {
+    match Unfinished::read(data_dir).map_err(OpenError::storage)? {
+        Some(Unfinished::Recovery(before)) => Ok(Some(before)),
+        Some(Unfinished::Restore) => {
+            Err(refuse(format!("a restore into {} was cut short: it holds nothing", data_dir.display())))
+        }
+        None => Ok(None),
+    }
+}
+
+impl<D: Disk> LastOne<D> {
+    /// The same of a simulated machine, which has its log on `disk`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn open_on(data_dir: &Path, disk: D) -> Result<LastOne<D>, OpenError> {
+        let before = recovery_of(data_dir)?;
+        LastOne::of(data_dir, before, Stopped::on(data_dir, data_dir.join("log"), disk)?)
+    }
+
+    fn of(data_dir: &Path, before: Option<ClusterIdentity>, stopped: Stopped<D>) -> Result<LastOne<D>, OpenError> {
+        let Stopped { disk, path, report, identity, snapshots } = stopped;
         let was_begun = before.is_some();
         let snapshot = snapshots.current().map(|file| file.meta().clone());
         let covered = snapshot.as_ref().and_then(|meta| meta.last_log_id);
@@ -190,9 +219,8 @@ impl LastOne {
         })
     }
 
-    /// Makes it a quorum of one, whose log goes on with `payload`; answers its new identity. Cut short, it is carried out again by
-    /// the same call.
-    pub fn go_on_alone(self, payload: Bytes) -> Result<ClusterIdentity, OpenError> {
+    /// [`LastOne::go_on_alone`] under this identity, which never was.
+    pub(crate) fn go_on_as(self, cluster: ClusterIdentity, payload: Bytes) -> Result<ClusterIdentity, OpenError> {
         if self.goes_on_with(&payload).map_err(OpenError::storage)?
             && let Some(cluster) = self.identity.record().cluster
         {
@@ -205,7 +233,6 @@ impl LastOne {
         let member = types::Member { address: self.facts.address.clone(), retired };
         let alone = Membership::new(vec![[own].into()], std::collections::BTreeMap::from([(own, member)]));
         let alone = alone.map_err(|error| refuse(error.to_string()))?;
-        let cluster = fresh_identity(rand::random);
         Unfinished::Recovery(self.facts.cluster).begin(&self.data_dir).map_err(OpenError::storage)?;
         // First: from here on none of the lost ones, should it come back, is let in.
         let changed = self.identity.update(|record| {
@@ -213,13 +240,20 @@ impl LastOne {
             record.roster.clear();
         });
         changed.map_err(OpenError::storage)?;
-        let mut writes = Vec::new();
-        if self.log_last < Some(self.last) {
+        let (mut writes, mut last) = (Vec::new(), self.last);
+        if self.log_last < Some(last) {
             // A snapshot reaches beyond the log: what the log holds is covered by it.
             let end = self.log_last.map_or(0, |id| id.index + 1).max(self.deleted);
-            writes.push(Write::Purge { purged: codec::encode(&self.last), delete: self.deleted..end });
+            writes.push(Write::Purge { purged: codec::encode(&last), delete: self.deleted..end });
         }
-        let index = self.last.index + 1;
+        if planted!(ForgottenLog)
+            && let Some(covered) = self.snapshots.first().and_then(|file| file.meta().last_log_id)
+        {
+            // Nor does it know how far its log went.
+            writes.extend([Write::Truncate(covered.index + 1..last.index + 1), Write::Synced(covered.index + 1)]);
+            last = covered;
+        }
+        let index = last.index + 1;
         writes.push(Write::Vote(codec::encode(&Vote::new(self.term, own))));
         let entries = [EntryPayload::Membership(alone), EntryPayload::Normal(Payload(payload))];
         for (index, payload) in (index..).zip(entries) {

@@ -10,6 +10,7 @@ mod removing;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidepool_master::FailoverReclaim;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::v1::client_request::Body as Ask;
 use tidepool_proto::v1::client_response::Body as Answer;
@@ -67,6 +68,8 @@ pub struct Client {
     pub bits_flip: bool,
     /// Whether its clock goes as all others do; otherwise its leases may end before it knows.
     clocks_agree: bool,
+    /// Whether a new leader may break leases of the one before.
+    leases_may_break: bool,
     /// Whether it stays with a master that does not answer, until that one refuses.
     pub stays: bool,
 }
@@ -112,6 +115,7 @@ impl Client {
             tenant: "",
             bits_flip: false,
             clocks_agree: params.clocks_agree(),
+            leases_may_break: params.reclaim == FailoverReclaim::Allow,
             stays: false,
         }
     }
@@ -132,10 +136,15 @@ impl Client {
         late: Duration,
     ) -> Option<Result<v1::ClientResponse, tonic::Status>> {
         let channel = self.channel(&self.masters[self.leader]);
+        let epoch = self.net.epoch();
         let (done, answer) = oneshot::channel();
         spawn_on(&self.machine, async move {
             if !late.is_zero() {
                 rt::sleep(late).await;
+            }
+            // It was sent on a connection to masters that are gone: nothing brings it to those that came after them.
+            if channel.net.epoch() != epoch {
+                return;
             }
             // Nobody may wait for it any more.
             let _late = done.send(ClientServiceClient::new(channel).call(request).await.map(|r| r.into_inner()));

@@ -11,6 +11,9 @@ use crate::trace::Trace;
 /// names the put.
 pub type Value = u64;
 
+/// Who calls when no client does.
+pub const LOG: u64 = 0;
+
 /// Bits of a value that are the object's id.
 const OBJECT_BITS: u32 = 56;
 
@@ -68,7 +71,7 @@ impl Event {
 /// One call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Call {
-    /// Who called; 0: the log.
+    /// Who called, or [`LOG`].
     pub client: u64,
     /// Key.
     pub key: u64,
@@ -102,6 +105,9 @@ struct Inner {
     wrong: Vec<Wrong>,
     definite: u64,
     outlived: u64,
+    broken: u64,
+    /// When the newest term of masters was first seen.
+    term_began: u64,
     /// Histories of the cluster, oldest first.
     histories: Vec<u64>,
 }
@@ -157,7 +163,7 @@ impl History {
     /// What the log did, between two instants.
     pub fn log_event(&self, key: u64, between: (u64, u64), event: Event) {
         self.trace.say(&format!("log key {key} {event:?}"));
-        let call = Call { client: 0, key, invoked: between.0, returned: Some(between.1), event };
+        let call = Call { client: LOG, key, invoked: between.0, returned: Some(between.1), event };
         self.inner.lock().calls.push(call);
     }
 
@@ -172,7 +178,26 @@ impl History {
         self.inner.lock().outlived += 1;
     }
 
+    /// Masters work in a new term from now on.
+    pub fn term_begins(&self) {
+        self.inner.lock().term_began = now();
+    }
+
+    /// A lease was asked for at `invoked` and did not hold. Answers whether a leader of a later term may have broken it (L4), and counts
+    /// it then: a miss.
+    pub fn may_be_broken(&self, invoked: u64) -> bool {
+        let mut inner = self.inner.lock();
+        let may_be = inner.term_began >= invoked;
+        inner.broken += u64::from(may_be);
+        may_be
+    }
+
     /// How often that was so.
+    pub fn all_broken(&self) -> u64 {
+        self.inner.lock().broken
+    }
+
+    /// How often a reader believed in vain.
     pub fn all_outlived(&self) -> u64 {
         self.inner.lock().outlived
     }

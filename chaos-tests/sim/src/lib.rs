@@ -3,7 +3,7 @@
 //! same, which their trace hashes say.
 //!
 //! A run (`run`) has phases: faults (`nemesis`) under load, healing, a deadline for everything to work again, then the judgement:
-//! `checker` looks at what each client saw, `audit` at what is left. `plants` switches guards off to see that the judges would notice.
+//! `checker` looks at what each client saw, `audit` at what is left. `provoke` makes it likely that a guard which is left out is missed.
 //!
 //! Start with `run`; `net` says what the wires do, `observe` what is known of the replicated state. What is absent: sockets,
 //! threads and real time. Who looks for those finds them in the process tests of `chaos-tests`.
@@ -18,6 +18,7 @@ pub mod nemesis;
 pub mod net;
 pub mod observe;
 pub mod params;
+pub mod provoke;
 pub mod quorum;
 pub mod run;
 pub mod trace;

@@ -1,5 +1,6 @@
 //! Runs seeds of the simulation: `tidepool-sim --seeds 1..501`.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     };
     let (next, outlived) = (AtomicU64::new(arguments.seeds.start), AtomicU64::new(0));
     let (failures, done) = (Mutex::new(Vec::<Box<Failure>>::new()), Mutex::new((0u64, 0u64, 0u64, 0u64)));
+    let rates = Mutex::new((Vec::<(f64, u64)>::new(), BTreeMap::<String, u64>::new()));
     let work = || loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         if seed >= arguments.seeds.end {
@@ -79,6 +81,9 @@ fn main() -> ExitCode {
                 outlived.fetch_add(report.outlived, Ordering::Relaxed);
                 let mut done = done.lock();
                 *done = (done.0 + 1, done.1 + report.calls, done.2 + report.undecided, done.3 ^ report.hash);
+                let rates = &mut *rates.lock();
+                rates.0.push((report.calls_in_faults as f64 * 1e3 / report.clients_ms as f64, seed));
+                report.struck.iter().for_each(|(fault, times)| *rates.1.entry(fault.clone()).or_default() += times);
                 if arguments.seeds.end - arguments.seeds.start == 1 {
                     println!("{report:#?}");
                 }
@@ -102,6 +107,17 @@ fn main() -> ExitCode {
     let outlived = outlived.into_inner();
     println!(
         "{passed} seeds passed, {failed} failed; {calls} calls, {undecided} keys undecided, {outlived} leases outlived; hash {hash:016x}"
+    );
+    let (mut rates, struck) = rates.into_inner();
+    rates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let share = |thousandths: usize| rates.get(rates.len() * thousandths / 1_000).map_or(0.0, |(rate, _)| *rate);
+    let least: Vec<u64> = rates.iter().take(5).map(|(_, seed)| *seed).collect();
+    println!(
+        "calls a client and second during faults: least {:.2} (seeds {least:?}), of a hundredth {:.2}, of a tenth {:.2}, median {:.2}; faults {struck:?}",
+        share(0),
+        share(10),
+        share(100),
+        share(500)
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

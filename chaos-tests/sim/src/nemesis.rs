@@ -1,4 +1,9 @@
 //! What goes wrong: faults drawn from the seed, one after the other, and their end.
+//!
+//! Here: faults that end. Those after which a cluster goes on in another history are in `loss`, disks that go bad in `damage`.
+
+mod damage;
+mod loss;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,15 +20,12 @@ use crate::datanode::{Process, address};
 use crate::net::Net;
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
-use crate::quorum::{Image, MASTERS, Quorum, SPARES};
+use crate::quorum::{Image, MASTERS, Quorum};
 
 /// How long one handover, compaction or change of members may take.
 const ACT: Duration = Duration::from_secs(3);
 /// How often a change of members is repeated when everything works again.
 const CHANGES_MAX: usize = 20;
-
-/// How often all masters may be lost in one run.
-const RESTORES_MAX: u64 = 2;
 /// How often an image is published before a fault, in a hundred.
 const PUBLISHED: u64 = 50;
 
@@ -49,12 +51,16 @@ pub struct Nemesis {
     params: Params,
     random: SplitMix,
     skew: BTreeMap<u64, i64>,
-    observer: Observer,
+    /// What is known of the log.
+    pub observer: Observer,
     /// Changes of members that nobody knows to be done, the first of which is under way.
     changes: VecDeque<Change>,
     /// What a restore would begin from.
     image: Option<Image>,
-    restores: u64,
+    /// Whose disk has a bit that flipped, and did not start since.
+    damaged: Option<u64>,
+    /// How often the cluster went on in another history.
+    losses: u64,
     /// Spare machines that were used.
     spares_used: u64,
     /// Faults that were carried out, by name.
@@ -72,7 +78,8 @@ impl Nemesis {
         observer: Observer,
     ) -> Nemesis {
         let random = SplitMix::new(params.seed ^ 0x6661_756c);
-        let (changes, image, restores, spares_used, struck) = (VecDeque::new(), None, 0, 0, BTreeMap::new());
+        let (changes, image, damaged, losses, spares_used, struck) =
+            (VecDeque::new(), None, None, 0, 0, BTreeMap::new());
         let params = params.clone();
         Nemesis {
             quorum,
@@ -84,7 +91,8 @@ impl Nemesis {
             observer,
             changes,
             image,
-            restores,
+            damaged,
+            losses,
             spares_used,
             struck,
         }
@@ -99,7 +107,8 @@ impl Nemesis {
             if self.params.faults.is_empty() {
                 continue;
             }
-            if self.params.faults.contains(&Fault::RestoreMasters) && self.random.chance(PUBLISHED) {
+            let publishes = self.params.faults.contains(&Fault::RestoreMasters) && !self.observer.is_alone();
+            if publishes && self.random.chance(PUBLISHED) {
                 self.image = self.quorum.image().or(self.image.take());
             }
             let fault = self.params.faults[self.random.below(self.params.faults.len() as u64) as usize];
@@ -207,24 +216,10 @@ impl Nemesis {
             }
             Fault::ReplaceMaster => self.replace_master().await?,
             Fault::RestoreMasters => self.restore_masters().await?,
+            Fault::LoseMajority => self.lose_majority().await?,
+            Fault::FlipMasterBit => self.damage(master)?,
         }
         Ok(())
-    }
-
-    /// All masters are lost, and a new cluster begins with what was published last.
-    async fn restore_masters(&mut self) -> Result<(), String> {
-        let Some(image) = self.image.take().filter(|_| self.restores < RESTORES_MAX) else { return Ok(()) };
-        self.restores += 1;
-        self.net.trace.say("all masters are lost; one begins from an image");
-        self.changes.clear();
-        let kept = self.quorum.restore(&image, &self.observer)?;
-        *self.struck.entry("RestoredKeys".to_owned()).or_default() += kept;
-        let enrolled = self.quorum.enrolled();
-        for id in &enrolled {
-            self.quorum.start(*id).await?;
-        }
-        self.changes.extend((1..=MASTERS).filter(|id| !enrolled.contains(id)).map(|id| Change { new: id, old: None }));
-        self.change_members().await
     }
 
     /// An empty machine is started, taken in by the leader, and a standby removed; what is half done is completed later.
@@ -232,7 +227,9 @@ impl Nemesis {
         if !self.changes.is_empty() {
             return self.change_members().await;
         }
-        let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < SPARES) else { return Ok(()) };
+        let Some(leader) = self.quorum.leader().filter(|_| self.spares_used < self.params.spares()) else {
+            return Ok(());
+        };
         let standbys = self.quorum.enrolled().into_iter().filter(|id| *id != leader.machine.id);
         let standbys: Vec<u64> = standbys.collect();
         let old = standbys[self.random.below(standbys.len() as u64) as usize];
@@ -290,9 +287,16 @@ impl Nemesis {
         self.observer.datanode(&address(id), true);
     }
 
-    /// Starts a master if it does not run. One that was removed meanwhile may refuse to.
-    async fn start_master(&self, id: u64) -> Result<(), String> {
-        match self.quorum.start(id).await {
+    /// Starts a master if it does not run. One that was removed meanwhile may refuse to, and one whose disk is damaged may find that.
+    async fn start_master(&mut self, id: u64) -> Result<(), String> {
+        let was_down = self.quorum.get(id).is_none();
+        let started = self.quorum.start(id).await;
+        let is_damaged = self.damaged == Some(id) && was_down;
+        if is_damaged {
+            self.damaged = None;
+        }
+        match started {
+            Err(why) if is_damaged => self.give_up(id, &why),
             Err(_) if self.changes.front().is_some_and(|change| change.old == Some(id)) => Ok(()),
             result => result,
         }
@@ -319,6 +323,11 @@ impl Nemesis {
             if self.quorum.get(id).is_none() && self.random.chance(60) {
                 self.start_master(id).await?;
             }
+        }
+        // For a master that was given up another comes soon.
+        let is_gone = |id: u64| !self.quorum.enrolled().contains(&id);
+        if self.changes.front().is_some_and(|change| change.old.is_some_and(is_gone)) {
+            self.change_members().await?;
         }
         for id in self.datanodes.keys().copied().collect::<Vec<_>>() {
             if self.random.chance(self.params.datanode_returns) {
@@ -372,8 +381,7 @@ impl Nemesis {
 
 /// Where masters may be found.
 pub fn masters(params: &Params) -> Vec<String> {
-    let spares = if params.faults.contains(&Fault::ReplaceMaster) { SPARES } else { 0 };
-    (1..=MASTERS + spares).map(|id| crate::quorum::address(id).to_string()).collect()
+    (1..=MASTERS + params.spares()).map(|id| crate::quorum::address(id).to_string()).collect()
 }
 
 /// A datanode on a machine of its own.

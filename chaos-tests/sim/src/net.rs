@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use parking_lot::Mutex;
@@ -22,12 +22,15 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::params::Params;
 use crate::trace::Trace;
 
 /// How often a cut wire is looked at again.
 const RETRANSMIT: Duration = Duration::from_millis(20);
 /// Frames of an answer on their way.
 const FRAMES: usize = 16;
+/// Calls that are streams: one arrives once, or its connection is gone.
+const STREAMS: [&str; 2] = ["/Session", "/Heartbeat"];
 
 /// Who answers at an address.
 #[derive(Clone)]
@@ -61,19 +64,27 @@ struct State {
     cut: BTreeSet<(u64, u64)>,
     random: SplitMix,
     late: (u64, u64),
+    /// Requests that arrive once more, in a thousand.
+    twice: u64,
+    /// Which ones: apart, so that the others take as long as they would.
+    again: SplitMix,
     /// How often all masters were replaced by ones that know nothing of connections to those before.
     epoch: u64,
 }
 
 impl Net {
-    /// All wires whole; of a thousand messages `late.0` are late, by `late.1` milliseconds at most.
-    pub fn new(seed: u64, late: (u64, u64), masters: World<Machine>, trace: Trace) -> Net {
+    /// All wires whole. Of a thousand messages some are late, and of a thousand requests some arrive twice.
+    pub fn new(params: &Params, masters: World<Machine>, trace: Trace) -> Net {
+        let (seed, late, twice) = (params.seed, params.late, params.twice);
+        masters.set_twice(twice, Duration::from_millis(late.1));
         let state = State {
             ports: BTreeMap::new(),
             owners: BTreeMap::new(),
             cut: BTreeSet::new(),
             random: SplitMix::new(seed ^ 0x6e65_7400),
             late,
+            twice,
+            again: SplitMix::new(seed ^ 0x7477_6963_6500),
             epoch: 0,
         };
         Net { state: Arc::new(Mutex::new(state)), trace, masters }
@@ -119,9 +130,18 @@ impl Net {
         self.masters.heal();
     }
 
-    /// From here on no message is late.
+    /// From here on no message is late, and none comes twice.
     pub fn calm(&self) {
-        self.state.lock().late = (0, 1);
+        let state = &mut *self.state.lock();
+        (state.late, state.twice) = ((0, 1), 0);
+        self.masters.set_twice(0, Duration::ZERO);
+    }
+
+    /// When a request arrives once more, if it does.
+    fn again_after(&self) -> Option<Duration> {
+        let state = &mut *self.state.lock();
+        let is_one = state.twice > 0 && state.again.below(1_000) < state.twice;
+        is_one.then(|| Duration::from_millis(state.again.range(1, state.late.1.max(1))))
     }
 
     fn is_cut(&self, from: u64, to: u64) -> bool {
@@ -170,13 +190,32 @@ impl Net {
         Body::new(StreamBody::new(frames.boxed()))
     }
 
-    /// One gRPC exchange. Whoever drops it takes nothing back: what was sent arrives.
+    /// One gRPC exchange. Whoever drops it takes nothing back: what was sent arrives, perhaps twice.
     pub fn exchange(&self, from: u64, address: &str, request: http::Request<Body>) -> Exchange {
-        let (net, address) = (self.clone(), address.to_owned());
+        let (net, address, epoch) = (self.clone(), address.to_owned(), self.epoch());
+        let is_stream = STREAMS.iter().any(|name| request.uri().path().ends_with(name));
+        let after = if is_stream { None } else { net.again_after() };
+        Box::pin(async move {
+            let Some(after) = after else { return net.deliver(from, address, request, epoch).await };
+            let (parts, body) = request.into_parts();
+            let bytes = body.collect().await?.to_bytes();
+            let whole = || http::Request::from_parts(parts.clone(), Body::new(Full::new(bytes.clone())));
+            let (again, to, other) = (net.clone(), address.clone(), whole());
+            drop(SimRuntime::spawn(async move {
+                SimRuntime::sleep(after).await;
+                // Nobody waits for its answer.
+                drop(again.deliver(from, to, other, epoch).await);
+            }));
+            net.deliver(from, address, whole(), epoch).await
+        })
+    }
+
+    /// Brings a request that was sent in this epoch to whoever is there, and its answer back.
+    fn deliver(&self, from: u64, address: String, request: http::Request<Body>, epoch: u64) -> Exchange {
+        let net = self.clone();
         Box::pin(async move {
             let refused = || Status::unavailable(format!("{address}: connection refused"));
             let to = net.owner(&address).ok_or_else(refused)?;
-            let epoch = net.epoch();
             net.travel(from, to).await;
             if net.epoch() != epoch {
                 return Err(Status::unavailable(format!("{address}: connection reset")));

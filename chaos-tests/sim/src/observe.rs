@@ -1,6 +1,8 @@
 //! What the masters apply, as they apply it: the state of every key after every entry, in log order. It gives the
 //! judge the events that no client caused, and compares the digests of all masters entry by entry.
 
+mod events;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +11,8 @@ use parking_lot::Mutex;
 use tidepool_master::directory::{Contact, Directory, ObjectState, ObjectView, Op, TenantId};
 use tidepool_proto::ObjectId;
 
-use crate::history::{Event, History, now, object_of};
+use self::events::{Is, events, is_victim, loses_copies};
+use crate::history::{Event, History, LOG, now, object_of};
 use crate::keys::{Keys, SMALL, group, key_name, tenant};
 use crate::params::{Fault, Params};
 use crate::trace::Trace;
@@ -43,7 +46,8 @@ struct Inner {
     datanodes: BTreeMap<String, Known>,
     /// When the first entry of the newest term was applied.
     term: (u64, u64),
-    digests: BTreeMap<u64, (u128, u64)>,
+    /// Digest after each entry, with who had it first and the entry's term.
+    digests: BTreeMap<u64, (u128, u64, u64)>,
     /// The last index whose state is in `states`, and when it was first applied.
     last: Option<(u64, u64)>,
     states: BTreeMap<u64, State>,
@@ -55,6 +59,26 @@ struct Inner {
     known: BTreeMap<u64, (BTreeMap<u64, State>, BTreeSet<u64>)>,
     /// Number of the present history.
     history: u64,
+    /// Whoever went on alone, and did not say yet what it holds.
+    alone: Option<Alone>,
+    /// Keys that were something else before a majority was lost.
+    forgotten: u64,
+}
+
+/// A master that goes on alone.
+#[derive(Clone, Copy)]
+struct Alone {
+    /// Since when there is no other.
+    since: u64,
+    /// The history that it begins.
+    history: u64,
+}
+
+impl Inner {
+    /// Whether this entry ends the present history.
+    fn begins_history(&self, ops: &[Op<'_>]) -> bool {
+        ops.iter().any(|op| matches!(op, Op::BeginHistory { before: (_, history) } if history.0 == self.history))
+    }
 }
 
 impl Observer {
@@ -99,6 +123,31 @@ impl Observer {
         kept
     }
 
+    /// All masters but one are gone, and that one goes on alone in another history. Of its log it knew the entries up to `committed` to be
+    /// committed: these are what they were. What comes after them is what it says until it begins the history; no client caused that
+    /// and none was told of it.
+    pub fn goes_on_alone(&self, committed: u64, history: u64) {
+        let inner = &mut *self.inner.lock();
+        let since = now();
+        let applied = inner.last.map_or(0, |(index, _)| index);
+        let first = committed.min(applied) + 1;
+        inner.known.split_off(&first);
+        let (states, pinned) = inner.known.values().next_back().cloned().unwrap_or_default();
+        (inner.before, inner.states, inner.pinned) = (inner.states.clone(), states, pinned);
+        inner.last = Some((first - 1, since));
+        inner.alone = Some(Alone { since, history });
+    }
+
+    /// Whether somebody goes on alone and did not begin its history yet.
+    pub fn is_alone(&self) -> bool {
+        self.inner.lock().alone.is_some()
+    }
+
+    /// Keys that were something else before a majority was lost than they are in what was left.
+    pub fn forgotten(&self) -> u64 {
+        self.inner.lock().forgotten
+    }
+
     /// A datanode's process died, or another one took its place.
     pub fn datanode(&self, address: &str, is_dead: bool) {
         let known = Known { dead_since: is_dead.then(now) };
@@ -135,41 +184,28 @@ impl Observer {
     pub fn applied(&self, master: u64, directory: &Directory, index: u64, ops: &[Op<'_>]) {
         let digest = directory.digest();
         self.trace.note("apply", (master, index), digest as u64);
-        let mut inner = self.inner.lock();
-        match inner.digests.get(&index) {
-            Some(&(known, by)) if known != digest => {
-                self.history.wrong(format!(
-                    "SAME-INDEX-SAME-HASH: at index {index} master {master} has {digest:032x}, master {by} had {known:032x}"
-                ));
-            }
-            Some(_) => {}
-            None => drop(inner.digests.insert(index, (digest, master))),
+        let inner = &mut *self.inner.lock();
+        let term = directory.applied().map_or(0, |(_, term)| term);
+        if inner.alone.is_some() && inner.begins_history(ops) {
+            // From here on it is another log, whose terms say nothing of those before.
+            inner.digests.split_off(&index);
         }
+        self.check_digest(inner, (master, index, term), digest);
         let (before, since) = inner.last.unwrap_or((0, 0));
         // The first to apply an entry says what it did; one that skipped some by a snapshot of them cannot.
         if inner.last.is_some() && index <= before {
             return;
         }
         let at = now();
-        let term = directory.applied().map_or(0, |(_, term)| term);
         if term > inner.term.0 {
             inner.term = (term, at);
+            self.history.term_begins();
         }
-        self.check_ops(&inner, directory, ops);
-        let mut dropped = BTreeSet::new();
-        inner.before = inner.states.clone();
-        for key in 0..self.keys {
-            let state = self.state_of(directory, key, inner.history);
-            let was = inner.states.insert(key, state).unwrap_or_default();
-            for event in events(key, was, state, ops) {
-                self.history.log_event(key, (since, at), event);
-                if let Event::Dropped(object) = event {
-                    dropped.insert((key, object));
-                }
-            }
+        self.trace.explain(|| format!("entry {index}: {ops:?}"));
+        match inner.alone {
+            Some(alone) => self.goes_on(inner, alone, directory, ops),
+            None => self.happened(inner, directory, (since, at), ops),
         }
-        self.check_evictions(&inner, &dropped, ops);
-        self.check_quota(directory);
         let pinned = (0..self.keys)
             .filter_map(|key| self.view(directory, key, |object| object.hard_pinned.then_some(object.object.0))?);
         inner.pinned = pinned.collect();
@@ -178,28 +214,70 @@ impl Observer {
         inner.known.insert(index, known);
     }
 
+    /// All masters have one state after one entry. Whoever goes on alone has another entry where its log was not the majority's.
+    fn check_digest(&self, inner: &mut Inner, (master, index, term): (u64, u64, u64), digest: u128) {
+        match inner.digests.get(&index) {
+            Some(&(.., of)) if of != term && inner.alone.is_some() => drop(inner.digests.split_off(&index)),
+            Some(&(known, by, _)) if known != digest => {
+                return self.history.wrong(format!(
+                    "SAME-INDEX-SAME-HASH: at index {index} master {master} has {digest:032x}, master {by} had {known:032x}"
+                ));
+            }
+            Some(_) => return,
+            None => {}
+        }
+        inner.digests.insert(index, (digest, master, term));
+    }
+
+    /// An entry of the one cluster that there is: what it did without a call, and whether it may.
+    fn happened(&self, inner: &mut Inner, directory: &Directory, between: (u64, u64), ops: &[Op<'_>]) {
+        self.check_ops(inner, directory, ops);
+        let mut dropped = BTreeSet::new();
+        inner.before = inner.states.clone();
+        for key in 0..self.keys {
+            let state = self.state_of(directory, key, inner.history);
+            let was = inner.states.insert(key, state).unwrap_or_default();
+            for (event, is) in events(key, was, state, ops) {
+                match is {
+                    Is::Sure => self.history.log_event(key, between, event),
+                    Is::Possible => self.history.log(LOG, key, between.0, false, event),
+                }
+                if let Event::Dropped(object) = event {
+                    dropped.insert((key, object));
+                }
+            }
+        }
+        self.check_evictions(inner, &dropped, ops);
+        self.check_quota(directory);
+    }
+
+    /// An entry that only whoever goes on alone has, or that it has again. When it begins its history each key is what it holds, whatever
+    /// others had acknowledged: a stated loss.
+    fn goes_on(&self, inner: &mut Inner, alone: Alone, directory: &Directory, ops: &[Op<'_>]) {
+        for key in 0..self.keys {
+            inner.states.insert(key, self.state_of(directory, key, inner.history));
+        }
+        if !inner.begins_history(ops) {
+            return;
+        }
+        for (key, state) in &inner.states {
+            let value = |state: Option<&State>| state.copied().flatten().map(|(value, _)| value);
+            inner.forgotten += u64::from(value(inner.before.get(key)) != value(Some(state)));
+            self.history.log_event(*key, (alone.since, now()), Event::Restored(*state));
+        }
+        (inner.alone, inner.history) = (None, alone.history);
+        self.history.begins(alone.history);
+    }
+
     /// What is evicted was not pinned for good, and of its group nothing is left. `dropped`: keys whose objects went in this entry without
     /// a call.
     fn check_evictions(&self, inner: &Inner, dropped: &BTreeSet<(u64, u64)>, ops: &[Op<'_>]) {
         // Where copies went with their datanode, it was no eviction.
-        let loses_copies = |op: &Op<'_>| {
-            matches!(
-                op,
-                Op::RegisterNode { .. } | Op::DropNode { .. } | Op::UnmountSegment { .. } | Op::DropReplica { .. }
-            )
-        };
         if ops.iter().any(loses_copies) {
             return;
         }
-        let is_victim = |object: u64| {
-            ops.iter().any(|op| match op {
-                Op::PutStart(put) => put.victims.iter().any(|victim| victim.0 == object),
-                Op::Retire { objects, .. } => objects.iter().any(|victim| victim.0 == object),
-                _ => false,
-            })
-        };
-        for (key, object) in dropped.iter().map(|(key, value)| (*key, object_of(*value))).filter(|(_, o)| is_victim(*o))
-        {
+        let victims = dropped.iter().map(|(key, value)| (*key, object_of(*value)));
+        for (key, object) in victims.filter(|(_, object)| is_victim(*object, ops)) {
             if inner.pinned.contains(&object) {
                 self.history.wrong(format!("key {key}: object {object} was evicted, and is pinned for good"));
             }
@@ -249,37 +327,4 @@ impl Observer {
     pub fn state(&self, key: u64) -> State {
         self.inner.lock().states.get(&key).copied().flatten()
     }
-}
-
-/// What no client caused: everything but the ends of puts and the removals of this very entry.
-fn events(key: u64, was: State, is: State, ops: &[Op<'_>]) -> Vec<Event> {
-    let removed = |value: u64| {
-        let object = object_of(value);
-        ops.iter().any(|op| match op {
-            Op::Remove(remove) => remove.key == key_name(key).as_slice(),
-            Op::RemoveObjects { objects, .. } => objects.iter().any(|o| o.0 == object),
-            _ => false,
-        })
-    };
-    let ended = |value: u64| ops.iter().any(|op| matches!(op, Op::PutEnd(end) if end.object.0 == object_of(value)));
-    let mut events = Vec::new();
-    match (was, is) {
-        (Some((a, visible)), Some((b, now_visible))) if a == b => match (visible, now_visible) {
-            (true, false) => events.push(Event::Hidden(a)),
-            (false, true) => events.push(Event::Shown(a)),
-            _ => {}
-        },
-        (Some((a, _)), Some((b, visible))) => {
-            if !ended(b) {
-                events.push(Event::Dropped(a));
-            }
-            if !visible {
-                events.push(Event::Hidden(b));
-            }
-        }
-        (Some((a, _)), None) if !removed(a) => events.push(Event::Dropped(a)),
-        (None, Some((b, false))) => events.push(Event::Hidden(b)),
-        _ => {}
-    }
-    events
 }

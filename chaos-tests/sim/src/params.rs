@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use tidepool_master::FailoverReclaim;
 use tidepool_raft::ElectionProfile;
 use tidepool_raft::sim::SplitMix;
 
 use crate::keys::Keys;
+use crate::quorum::{SPARES_FOR_DAMAGED, SPARES_TO_RECOVER, SPARES_TO_REPLACE};
 
 /// Fewer kinds than this, and one of them is all that happens.
 const KINDS_MIN: usize = 4;
@@ -60,6 +62,10 @@ pub struct Params {
     pub special: Keys,
     /// Removals whose first attempt is overtaken by its repetition, in a thousand.
     pub overtaken: u64,
+    /// Requests that arrive twice, in a thousand.
+    pub twice: u64,
+    /// What a new leader does with the leases of the one before when a put needs the space (L4).
+    pub reclaim: FailoverReclaim,
 }
 
 /// A kind of fault.
@@ -97,6 +103,10 @@ pub enum Fault {
     ReplaceMaster,
     /// All masters are lost for good; one begins from the last published image in a new history, and others join it.
     RestoreMasters,
+    /// All masters but one are lost for good; it goes on alone with its log in a new history, and others are taken in.
+    LoseMajority,
+    /// A bit of what a master has on its disk flips: of its log, or of its newest snapshot.
+    FlipMasterBit,
 }
 
 impl Fault {
@@ -130,8 +140,16 @@ impl Params {
         if faults.len() < KINDS_MIN {
             faults = Fault::ALL.to_vec();
         }
+        // Drawn apart, so that whoever draws none of it is what it was without.
+        let mut later = SplitMix::new(seed ^ 0x6c61_7465);
+        if later.chance(share / 3) {
+            faults.push(Fault::LoseMajority);
+        }
+        if later.chance(share / 2) {
+            faults.push(Fault::FlipMasterBit);
+        }
         let tight = random.chance(40);
-        Params {
+        let params = Params {
             seed,
             datanodes: random.range(2, 3),
             clients: random.range(2, 4),
@@ -158,7 +176,32 @@ impl Params {
                 refuse: random.chance(50),
             },
             overtaken: random.range(0, 60),
+            twice: if later.chance(50) { later.range(1, 60) } else { 0 },
+            reclaim: FailoverReclaim::Protect,
+        };
+        if later.chance(30) { params.leases_may_break() } else { params }
+    }
+
+    /// New leaders may break leases of the one before: leaders that change, less space than is wanted, slow readers.
+    pub fn leases_may_break(mut self) -> Params {
+        (self.reclaim, self.stalls) = (FailoverReclaim::Allow, 120);
+        (self.segment_bytes, self.object_bytes_max, self.keys, self.replicas_max) = (64 << 10, 24_000, 8, 2);
+        // What is pinned for good leaves no room.
+        self.special.pins = false;
+        for fault in [Fault::HandOver, Fault::KillMaster] {
+            if !self.faults.contains(&fault) {
+                self.faults.push(fault);
+            }
         }
+        self
+    }
+
+    /// Spare machines that masters may be replaced by.
+    pub fn spares(&self) -> u64 {
+        let of = |fault, spares| if self.faults.contains(&fault) { spares } else { 0 };
+        of(Fault::ReplaceMaster, SPARES_TO_REPLACE)
+            + of(Fault::LoseMajority, SPARES_TO_RECOVER)
+            + of(Fault::FlipMasterBit, SPARES_FOR_DAMAGED)
     }
 
     /// Whether leases mean the same to all.
@@ -176,6 +219,6 @@ impl Params {
 
     /// The same, and nothing goes wrong.
     pub fn calm(seed: u64) -> Params {
-        Params { faults: Vec::new(), late: (0, 1), stalls: 0, overtaken: 0, skew_ppm: 0, ..Params::of(seed) }
+        Params { faults: Vec::new(), late: (0, 1), stalls: 0, overtaken: 0, twice: 0, skew_ppm: 0, ..Params::of(seed) }
     }
 }

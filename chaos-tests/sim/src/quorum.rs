@@ -8,9 +8,9 @@ use std::time::Duration;
 use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use parking_lot::Mutex;
-use tidepool_master::restore::from_snapshot;
+use tidepool_master::restore::{from_snapshot, go_on};
 use tidepool_master::sim::{self, Machine};
-use tidepool_master::{FailoverReclaim, Master, MasterOptions};
+use tidepool_master::{Master, MasterOptions};
 use tidepool_proto::{Address, NodeId};
 use tidepool_raft::sim::surroundings::{On, SimMachine, spawn_on};
 use tidepool_raft::sim::{SimCluster, SimNode};
@@ -27,7 +27,13 @@ const BOOT: Duration = Duration::from_millis(300);
 /// Masters of a quorum.
 pub const MASTERS: u64 = 3;
 /// Machines beyond them, which may take the place of one.
-pub const SPARES: u64 = 2;
+pub const SPARES: u64 = SPARES_TO_REPLACE + SPARES_TO_RECOVER + SPARES_FOR_DAMAGED;
+/// Of these, as many are there for standbys that are replaced.
+pub const SPARES_TO_REPLACE: u64 = 2;
+/// And as many for majorities that are lost.
+pub const SPARES_TO_RECOVER: u64 = 4;
+/// And as many for masters whose disk is damaged.
+pub const SPARES_FOR_DAMAGED: u64 = 2;
 /// After which an unfinished put may be preempted.
 pub const DISCARD_AFTER: Duration = Duration::from_secs(3);
 /// Longest lease.
@@ -43,8 +49,14 @@ pub fn address(id: u64) -> Address {
     Address::new("127.0.0.1", port).unwrap_or_else(|_| unreachable!("a loopback address is one"))
 }
 
-/// Ids of machines that wait to be taken in when they are started with nothing.
-pub type Joining = Arc<Mutex<BTreeSet<u64>>>;
+/// How masters are started that are not among the first three.
+#[derive(Default)]
+pub struct Starts {
+    /// These wait to be taken in when they are started with nothing.
+    joining: BTreeSet<u64>,
+    /// This one went on alone, and is told of nobody else.
+    alone: Option<u64>,
+}
 
 /// The quorum. Cheap to clone.
 #[derive(Clone)]
@@ -57,8 +69,7 @@ pub struct Quorum {
     starting: Arc<Mutex<BTreeSet<u64>>>,
     /// Those that are to run: members, and whoever is being taken in or let go.
     enrolled: Arc<Mutex<BTreeSet<u64>>>,
-    /// Those that wait to be taken in when they are started with nothing.
-    joining: Joining,
+    starts: Arc<Mutex<Starts>>,
     skew: Arc<BTreeMap<u64, i64>>,
 }
 
@@ -90,8 +101,7 @@ fn options(id: u64, params: &Params, dir: &Path) -> MasterOptions {
     options.election = params.election;
     options.lease_ttl_default = LEASE_MAX / 2;
     options.lease_ttl_max = LEASE_MAX;
-    // Leases are kept to the letter, so that bytes which do not verify under one are always wrong.
-    options.failover_reclaim = FailoverReclaim::Protect;
+    options.failover_reclaim = params.reclaim;
     options.put_start_discard_timeout = DISCARD_AFTER;
     options.node_heartbeat_interval = Duration::from_millis(80);
     options.node_suspect_timeout = SUSPECT_AFTER;
@@ -104,9 +114,10 @@ fn options(id: u64, params: &Params, dir: &Path) -> MasterOptions {
 
 impl Quorum {
     /// Three masters, none started.
-    pub fn prepare(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>, Joining) {
-        let joining: Joining = Arc::new(Mutex::new((MASTERS + 1..=MASTERS + SPARES).collect()));
-        let joins = joining.clone();
+    pub fn prepare(params: &Params, dir: &Path) -> (SimCluster<Machine>, Arc<Params>, Arc<Mutex<Starts>>) {
+        let starts = Starts { joining: (MASTERS + 1..=MASTERS + SPARES).collect(), alone: None };
+        let starts = Arc::new(Mutex::new(starts));
+        let how = starts.clone();
         let params = Arc::new(params.clone());
         let (for_machine, for_options) = (params.clone(), params.clone());
         let machine = move || {
@@ -115,19 +126,21 @@ impl Quorum {
         };
         let adjust = move |raft: &mut tidepool_raft::Options| {
             let wanted = sim::raft_options(&options(raft.node_id.0, &for_options, &raft.data_dir));
-            raft.join = joins.lock().contains(&raft.node_id.0);
+            let (own, how) = (raft.node_id, how.lock());
+            raft.join = how.joining.contains(&own.0);
             raft.members.truncate(if raft.join { 0 } else { MASTERS as usize });
+            raft.members.retain(|member| how.alone != Some(own.0) || member.node_id == own);
             raft.election = wanted.election;
             raft.agreement = wanted.agreement;
             raft.keep_log_entries = for_options.keep_entries;
             raft.snapshot_log_entries = for_options.snapshot_entries;
         };
-        (SimCluster::new(params.seed, MASTERS + SPARES, dir, machine, adjust), params, joining)
+        (SimCluster::new(params.seed, MASTERS + SPARES, dir, machine, adjust), params, starts)
     }
 
     /// Over these wires.
     pub fn over(
-        (cluster, params, joining): (SimCluster<Machine>, Arc<Params>, Joining),
+        (cluster, params, starts): (SimCluster<Machine>, Arc<Params>, Arc<Mutex<Starts>>),
         net: Net,
         skew: BTreeMap<u64, i64>,
     ) -> Quorum {
@@ -138,7 +151,7 @@ impl Quorum {
         }
         let enrolled = Arc::new(Mutex::new((1..=MASTERS).collect()));
         let (running, starting) = (Arc::default(), Arc::default());
-        Quorum { cluster, net, params, running, starting, enrolled, joining, skew: Arc::new(skew) }
+        Quorum { cluster, net, params, running, starting, enrolled, starts, skew: Arc::new(skew) }
     }
 
     /// All masters are lost with all they hold, and the first one is made from `image`, alone; the others join it later. Answers how
@@ -155,9 +168,33 @@ impl Quorum {
         let restored = from_snapshot(&image.file, image.of, NodeId(FIRST), address(FIRST));
         let now = self.cluster.restore(FIRST, restored.map_err(|error| error.to_string())?);
         let now = now.map_err(|error| error.to_string())?;
-        self.joining.lock().extend((1..=MASTERS).filter(|id| *id != FIRST));
+        {
+            let mut starts = self.starts.lock();
+            starts.alone = None;
+            starts.joining.extend((1..=MASTERS).filter(|id| *id != FIRST));
+            starts.joining.remove(&FIRST);
+        }
         *self.enrolled.lock() = BTreeSet::from([FIRST]);
         Ok(observer.restored(image.index, now.history.0))
+    }
+
+    /// Every master loses power, and all but one are lost for good. That one has what it had synced and `kept` of what came after, and
+    /// goes on alone with it (I1): whoever is to help it is empty and has another id.
+    pub fn go_on_alone(&self, last: u64, kept: usize, observer: &Observer) -> Result<(), String> {
+        self.kill(last, kept, false);
+        for id in (1..=MASTERS + SPARES).filter(|id| *id != last) {
+            self.kill(id, 0, false);
+            self.cluster.clear(id).map_err(|error| error.to_string())?;
+        }
+        self.net.begin_anew();
+        let found = self.cluster.last_one(last).map_err(|error| error.to_string())?;
+        let committed = found.facts.committed_index;
+        let payload = go_on(&found).map_err(|error| error.to_string())?;
+        let now = self.cluster.go_on_alone(found, payload).map_err(|error| error.to_string())?;
+        self.starts.lock().alone = Some(last);
+        *self.enrolled.lock() = BTreeSet::from([last]);
+        observer.goes_on_alone(committed, now.history.0);
+        Ok(())
     }
 
     /// The newest image that may be published: of the present history, and agreed on.

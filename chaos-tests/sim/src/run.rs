@@ -10,8 +10,8 @@ use openraft::async_runtime::AsyncRuntime;
 use openraft_rt_sim::SimRuntime;
 use tidepool_proto::clock::BootInstant;
 use tidepool_proto::plant::{Plant, plant};
-use tidepool_proto::v1;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
+use tidepool_proto::{planted, v1};
 use tidepool_raft::rt;
 use tidepool_raft::sim::SplitMix;
 use tidepool_raft::sim::surroundings::{On, SimMachine, simulate, spawn_on};
@@ -23,15 +23,25 @@ use crate::nemesis::{CLIENTS_FROM, DATANODES_FROM, Nemesis, masters, start_datan
 use crate::net::{Channel, Net};
 use crate::observe::Observer;
 use crate::params::{Fault, Params};
-use crate::quorum::{MASTERS, Quorum, address};
+use crate::provoke::provoke;
+use crate::quorum::{DISCARD_AFTER, LEASE_MAX, MASTERS, Quorum, SUSPECT_AFTER, address};
 use crate::trace::Trace;
 use crate::{audit, checker};
 
-/// Calls that must have ended while faults lasted, a client and two seconds: fewer, and the run shows nothing.
-pub const CALLS_FLOOR_PER_TWO_SECONDS: u64 = 1;
+/// Calls that must have ended while faults lasted, a client and second: a tenth of what half of all seeds do at least. Fewer, and the
+/// run shows nothing.
+pub const CALLS_FLOOR_PER_S: u64 = 1;
+/// So often a seed begins with its faults anew that had fewer: some of them leave nobody who leads nearly all the time.
+const AGAIN_MAX: u64 = 2;
 
-/// How often a key is tried when everything works again: what is leased, or was never ended, keeps its space for a while.
-const TRIES_MAX: u32 = 6;
+/// How often a key is tried when everything works again. A put waits for room as long as a call may take; a pause lies between two
+/// tries. Room is held by puts that nobody ends until they are discarded, and by leases: both are over before the second try is.
+const TRIES: u32 = 2;
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const _: () = {
+    let waits = 2 * CALL.as_millis() + TRY_AGAIN_AFTER.as_millis();
+    assert!(waits > DISCARD_AFTER.as_millis() + LEASE_MAX.as_millis() * 105 / 100 + SUSPECT_AFTER.as_millis());
+};
 
 /// What a run came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +52,8 @@ pub struct Report {
     pub events: u64,
     /// Calls that ended while faults lasted.
     pub calls_in_faults: u64,
+    /// How long all clients together had for them, in milliseconds.
+    pub clients_ms: u64,
     /// All calls whose end is known.
     pub calls: u64,
     /// Keys whose order was not found in time, neither right nor wrong.
@@ -122,7 +134,7 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
     plant(asked.planted);
     let history = History::new(trace.clone());
     let prepared = Quorum::prepare(&params, dir.path());
-    let net = Net::new(seed, params.late, prepared.0.world().clone(), trace.clone());
+    let net = Net::new(&params, prepared.0.world().clone(), trace.clone());
     let dial = net.clone();
     tidepool_master::sim::set_dial(Some(Arc::new(move |address, request| {
         let from = tidepool_raft::sim::surroundings::machine().map_or(0, |machine| machine.id);
@@ -150,15 +162,31 @@ pub fn run(seed: u64, asked: Asked) -> Result<Report, Box<Failure>> {
     if let Some((key, calls)) = violated {
         return Err(fail(format!("LINEARIZABLE: no order of the calls of key {key} explains them"), calls, &trace));
     }
-    let (calls_in_faults, struck) = outcome.map_err(|what| fail(what, Vec::new(), &trace))?;
-    let floor = CALLS_FLOOR_PER_TWO_SECONDS * params.clients * params.faults_for.as_secs() / 2;
+    let (calls_in_faults, mut struck) = outcome.map_err(|what| fail(what, Vec::new(), &trace))?;
+    let clients_ms = params.clients * params.faults_for.as_millis() as u64;
+    let floor = floor(&params);
     if calls_in_faults < floor {
         let what = format!("{calls_in_faults} calls ended while faults lasted, {floor} must: the run shows nothing");
         return Err(fail(what, Vec::new(), &trace));
     }
     let calls = history.definite();
     let outlived = history.all_outlived();
-    Ok(Report { hash: trace.hash(), events: trace.events(), calls_in_faults, calls, undecided, outlived, struck })
+    struck.insert("LeasesBroken".to_owned(), history.all_broken());
+    Ok(Report {
+        hash: trace.hash(),
+        events: trace.events(),
+        calls_in_faults,
+        clients_ms,
+        calls,
+        undecided,
+        outlived,
+        struck,
+    })
+}
+
+/// Calls that must have ended while faults lasted.
+fn floor(params: &Params) -> u64 {
+    CALLS_FLOOR_PER_S * params.clients * params.faults_for.as_millis() as u64 / 1_000
 }
 
 fn skew(params: &Params) -> BTreeMap<u64, i64> {
@@ -168,81 +196,6 @@ fn skew(params: &Params) -> BTreeMap<u64, i64> {
         .chain((0..params.clients + params.readers).map(|i| CLIENTS_FROM + i));
     let spread = params.skew_ppm as u64;
     ids.map(|id| (id, random.range(0, 2 * spread) as i64 - params.skew_ppm)).collect()
-}
-
-/// The circumstances in which a guard matters, made likelier.
-fn provoke(mut params: Params, plant: Plant) -> Params {
-    let mut need = |faults: &[Fault]| {
-        for fault in faults {
-            if !params.faults.contains(fault) {
-                params.faults.push(*fault);
-            }
-        }
-    };
-    // Where bits flip by themselves, bytes that went bad otherwise are not noticed.
-    let bytes_matter = matches!(
-        plant,
-        Plant::SkipVerification
-            | Plant::EarlyReuse
-            | Plant::LookBeforeMark
-            | Plant::TrustReporter
-            | Plant::FenceWithoutAbort
-    );
-    match plant {
-        Plant::NoReadFence => {
-            need(&[Fault::IsolateMaster, Fault::CutMasters]);
-            params.readers = 2;
-        }
-        // First attempts that are overtaken, and keys that are leased now and then: what is refused must be free again when the
-        // first attempt arrives.
-        Plant::ForgottenRefusal => {
-            (params.overtaken, params.keys, params.clients, params.readers) = (700, 6, 3, 0);
-            (params.faults, params.faults_for) = (Vec::new(), Duration::from_secs(8));
-        }
-        // Little space, and much of it wanted: evictions.
-        Plant::PartOfGroup | Plant::EvictPinned => {
-            (params.segment_bytes, params.object_bytes_max, params.keys) = (64 << 10, 16_000, 8);
-            (params.special.groups, params.special.pins) = (plant == Plant::PartOfGroup, plant == Plant::EvictPinned);
-            (params.replicas_max, params.special.quota_objects) = (2, 0);
-        }
-        Plant::ConstantHistory => {
-            need(&[Fault::RestoreMasters, Fault::Compact]);
-            (params.snapshot_entries, params.faults_for) = (60, Duration::from_secs(6));
-        }
-        Plant::OverQuota => (params.keys, params.special.quota_objects) = (8, 1),
-        // New leaders, and datanodes that hear late of them.
-        Plant::TimeAheadOfLog => {
-            need(&[Fault::IsolateMaster, Fault::HandOver, Fault::KillMaster]);
-            (params.faults_for, params.readers) = (Duration::from_secs(8), 2);
-        }
-        // One leader all the time: what a failover does to log time is not to be blamed.
-        Plant::WallClock => {
-            (params.faults, params.faults_for) = (vec![Fault::StepClock], Duration::from_secs(8));
-            (params.late, params.stalls) = ((0, 1), 100);
-        }
-        Plant::ListUnheard => {
-            params.faults = vec![Fault::KillDatanode, Fault::KillMaster, Fault::HandOver];
-            (params.faults_for, params.datanode_returns) = (Duration::from_secs(8), 10);
-        }
-        Plant::TrustReporter => need(&[Fault::CutDatanode]),
-        Plant::SnapshotWithoutPart => need(&[Fault::Compact, Fault::KillMaster]),
-        Plant::LateDuplicate => params.late = (60, 1_500),
-        Plant::SkipVerification => params.stalls = 200,
-        Plant::FenceWithoutAbort => {
-            (params.stalls, params.segment_bytes) = (250, 64 << 10);
-        }
-        Plant::EarlyReuse | Plant::DoubleGrant => (params.segment_bytes, params.stalls) = (64 << 10, 100),
-        // A slow log: time between the look and the removal.
-        Plant::LookBeforeMark => {
-            (params.segment_bytes, params.stalls, params.sync_us) = (64 << 10, 100, 20_000);
-            (params.keys, params.clients, params.faults) = (2, 4, Vec::new());
-        }
-        _ => {}
-    }
-    if bytes_matter {
-        params.faults.retain(|fault| *fault != Fault::FlipBit);
-    }
-    params
 }
 
 async fn life(
@@ -277,7 +230,15 @@ async fn life(
     let mut nemesis = Nemesis::new(quorum.clone(), datanodes, net.clone(), params, skew, observer);
     let before = history.definite();
     nemesis.strike().await?;
-    let calls_in_faults = history.definite() - before;
+    let mut calls_in_faults = history.definite() - before;
+    for _ in 0..AGAIN_MAX {
+        if calls_in_faults >= floor(params) || params.faults.is_empty() {
+            break;
+        }
+        *nemesis.struck.entry("Again".to_owned()).or_default() += 1;
+        nemesis.strike().await?;
+        calls_in_faults = history.definite() - before;
+    }
     nemesis.heal().await?;
     // What fell to a fault that is over is started again; whoever goes on falling is not alive.
     for _ in 0..30 {
@@ -291,8 +252,13 @@ async fn life(
     for client in clients {
         client.await.map_err(|_| "a client did not end".to_owned())?;
     }
-    last_look(params, &net, &history).await?;
+    let tries = last_look(params, &net, &history).await?;
     audit::settled(&quorum, &datanodes).await?;
+    if nemesis.observer.is_alone() {
+        return Err("who went on alone never began its history".to_owned());
+    }
+    *nemesis.struck.entry("SecondTries".to_owned()).or_default() += tries;
+    *nemesis.struck.entry("ForgottenKeys".to_owned()).or_default() += nemesis.observer.forgotten();
     Ok((calls_in_faults, nemesis.struck))
 }
 
@@ -353,7 +319,8 @@ fn work(
                 95..=97 => client.list(params.keys).await,
                 _ => client.pin(key).await,
             }
-            rt::sleep(Duration::from_millis(random.range(5, 40))).await;
+            let pause = Duration::from_millis(random.range(5, 40));
+            rt::sleep(if planted!(IdleClients) { pause * 2_000 } else { pause }).await;
         }
         // The run may have ended.
         let _ended = done.send(());
@@ -362,7 +329,7 @@ fn work(
 }
 
 /// LISTED-IS-READABLE: with everything working, what is said to be there can be read, or is not said to be there any more.
-async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), String> {
+async fn last_look(params: &Params, net: &Net, history: &History) -> Result<u64, String> {
     let machine = SimMachine::new(CLIENTS_FROM + 90, 0, Duration::ZERO);
     let mut client = client(&machine, net, history, params);
     client.calm();
@@ -392,26 +359,28 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<(), 
         for key in (0..keys).filter(|key| !tenant(special, *key).is_empty()) {
             client.remove(key, true).await;
         }
+        let mut failed = 0;
         for key in 0..keys {
             // A key that takes nothing any more is as good as lost.
             let has_quota = !tenant(special, key).is_empty();
-            for turn in 0..=TRIES_MAX {
+            for turn in 1..=TRIES {
                 client.remove(key, true).await;
                 client.put(key, false).await;
                 if client.get(key).await == Some(true) {
                     break;
                 }
-                if turn == TRIES_MAX {
+                failed += 1;
+                if turn == TRIES {
                     return Err(format!("LIVENESS: key {key} does not take a value and give it back"));
                 }
-                rt::sleep(Duration::from_secs(1)).await;
+                rt::sleep(TRY_AGAIN_AFTER).await;
             }
             if has_quota {
                 // Room for the tenant's next key.
                 client.remove(key, true).await;
             }
         }
-        Ok(())
+        Ok(failed)
     };
     On::new(machine, work).await
 }

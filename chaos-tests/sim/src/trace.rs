@@ -56,6 +56,13 @@ impl Trace {
         }
     }
 
+    /// More about an event, for whoever reads the lines; it is no part of the hash.
+    pub fn explain(&self, words: impl FnOnce() -> String) {
+        if let Some(lines) = self.inner.lock().lines.as_mut().filter(|lines| lines.len() < LINES_KEPT) {
+            lines.push(format!("{:>12} {}", "", words()));
+        }
+    }
+
     /// The hash of all events so far.
     pub fn hash(&self) -> u64 {
         self.inner.lock().hash.digest()

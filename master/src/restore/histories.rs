@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use tidepool_proto::{Error, ErrorCode, History};
 use tidepool_raft::LastOne;
+use tidepool_raft::log::Disk;
 
 use super::begin_history;
 use crate::directory::limits::ANCESTORS_MAX;
@@ -11,7 +12,7 @@ use crate::directory::{DecodeError, Directory, Entry, Op, RestoreError};
 
 /// The payload with which a stopped master's log goes on in a new cluster, if it may once more. Reads the newest snapshot that
 /// loads, as a start does.
-pub fn go_on(found: &LastOne) -> Result<Bytes, Error> {
+pub fn go_on<D: Disk>(found: &LastOne<D>) -> Result<Bytes, Error> {
     let refused = |error: Error| Error::new(error.code(), format!("nothing was changed: {}", error.message()));
     let damaged = |what: String| refused(Error::new(ErrorCode::StorageCorrupt, what));
     let payload = begin_history(found.facts.cluster)?;

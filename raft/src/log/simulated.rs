@@ -128,6 +128,11 @@ impl SimulatedDisk {
         self.inner.lock().syncs
     }
 
+    /// The index below which every entry was known to be synced when the last batch was written.
+    pub fn synced(&self) -> u64 {
+        self.inner.lock().seen.state.synced
+    }
+
     /// Flips one bit of a stored entry, on the platter and for readers.
     pub fn flip_bit(&self, index: u64, bit: usize) {
         let inner = &mut *self.inner.lock();

@@ -285,8 +285,13 @@ impl<C: Config> State<C> {
     /// Ends the store: answers for everything queued are returned, to be failed outside the lock.
     pub(crate) fn fail(&mut self, failure: LogFailure) -> Vec<Done<C>> {
         self.failure.get_or_insert(failure);
-        self.queued_bytes = 0;
-        self.queue.drain(..).map(|(_, done, _)| done).collect()
+        // The batch that is being written still counts: it may come to its end all the same.
+        let queued_bytes = &mut self.queued_bytes;
+        let dropped = self.queue.drain(..).map(|(_, done, bytes)| {
+            *queued_bytes -= bytes;
+            done
+        });
+        dropped.collect()
     }
 }
 

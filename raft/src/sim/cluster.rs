@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(feature = "rocksdb")]
+use bytes::Bytes;
 use parking_lot::Mutex;
 use prometheus::Registry;
 use tidepool_proto::{Address, NodeId};
@@ -19,6 +21,8 @@ use crate::machine::StateMachine;
 use crate::node::RaftNode;
 use crate::open::{OpenError, OpenLog, admits, open, reporter};
 use crate::options::{Member, Options};
+#[cfg(feature = "rocksdb")]
+use crate::recover::LastOne;
 use crate::types::SimConfig;
 
 /// A simulated member.
@@ -188,6 +192,17 @@ impl<M: StateMachine> SimCluster<M> {
         let cluster = crate::restore::fresh_identity(SimConfig::<M::Outcome>::random);
         restored.make_on(&self.shared.root.join(id.to_string()), disk, cluster)?;
         Ok(cluster)
+    }
+
+    /// What a stopped member holds, for whoever would have it go on alone.
+    pub fn last_one(&self, id: u64) -> Result<LastOne<SimulatedDisk>, OpenError> {
+        let disk = self.disk(id).ok_or_else(|| OpenError::corrupt(format!("there is no machine {id}")))?;
+        LastOne::open_on(&self.shared.root.join(id.to_string()), disk)
+    }
+
+    /// Has a stopped member go on alone (I1), as `tidepool member recover` does.
+    pub fn go_on_alone(&self, last: LastOne<SimulatedDisk>, payload: Bytes) -> Result<ClusterIdentity, OpenError> {
+        last.go_on_as(crate::restore::fresh_identity(SimConfig::<M::Outcome>::random), payload)
     }
 
     /// Takes away what a machine holds, whose member does not run.

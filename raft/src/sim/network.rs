@@ -82,6 +82,10 @@ struct State<M: StateMachine> {
     /// Of wires that are slower than the others, or faster.
     delays_us: BTreeMap<(NodeId, NodeId), (u64, u64)>,
     random: SplitMix,
+    /// Of a thousand calls these arrive once more, this much later at most.
+    twice: (u64, Duration),
+    /// Which ones: apart, so that the others take as long as they would.
+    again: SplitMix,
     /// Chunks of snapshots that arrived.
     chunks: BTreeMap<(NodeId, NodeId), u64>,
 }
@@ -96,6 +100,8 @@ impl<M: StateMachine> World<M> {
             delay_us: (100, 500),
             delays_us: BTreeMap::new(),
             random: SplitMix::new(seed ^ 0x5eed),
+            twice: (0, Duration::ZERO),
+            again: SplitMix::new(seed ^ 0x6167_6169_6e00),
             chunks: BTreeMap::new(),
         };
         World { state: Arc::new(Mutex::new(state)) }
@@ -140,6 +146,19 @@ impl<M: StateMachine> World<M> {
         let delays = &mut self.state.lock().delays_us;
         delays.insert((a, b), delay_us);
         delays.insert((b, a), delay_us);
+    }
+
+    /// From here on so many calls of a thousand arrive once more, `late` later at most.
+    pub fn set_twice(&self, in_thousand: u64, late: Duration) {
+        self.state.lock().twice = (in_thousand, late);
+    }
+
+    /// When a call arrives once more, if it does.
+    fn again_after(&self) -> Option<Duration> {
+        let state = &mut *self.state.lock();
+        let (in_thousand, late) = state.twice;
+        let is_one = in_thousand > 0 && state.again.below(1_000) < in_thousand;
+        is_one.then(|| Duration::from_micros(state.again.range(1, late.as_micros().max(1) as u64)))
     }
 
     /// Chunks of snapshots that arrived so far, from one at the other.
@@ -278,9 +297,26 @@ impl<M: StateMachine> SimLink<M> {
     }
 }
 
+impl<M: StateMachine> SimLink<M> {
+    /// A call that arrives once more, at whoever is there then. Nobody waits for that answer.
+    fn repeat(&self, after: Duration, call: Call, payload: Bytes) {
+        let again = SimLink { network: self.network.clone(), target: self.target };
+        drop(SimRuntime::spawn(async move {
+            SimRuntime::sleep(after).await;
+            again.network.world.travel(again.network.own, again.target).await;
+            let Ok(door) = again.enter() else { return };
+            let inbound = door.inbound.clone();
+            drop(door.run(async move { inbound.call(call, payload).await }).await);
+        }));
+    }
+}
+
 impl<M: StateMachine> Link for SimLink<M> {
     async fn call(&self, call: Call, payload: Bytes, limit: Duration) -> Result<Bytes, LinkError> {
         let (world, own) = (&self.network.world, self.network.own);
+        if let Some(after) = world.again_after() {
+            self.repeat(after, call, payload.clone());
+        }
         within(limit, async {
             world.travel(own, self.target).await;
             let door = self.enter()?;

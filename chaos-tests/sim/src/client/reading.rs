@@ -15,7 +15,7 @@ use crate::keys::{content, group, key_name, tenant};
 
 /// How slow a slow reader is.
 const SLOW_MS: u64 = 600;
-/// The same where clocks do not go alike: as long as a lease may be.
+/// The same where leases may end before their time: as long as one may be.
 const SLOWER_MS: u64 = 1_500;
 
 impl Client {
@@ -86,7 +86,7 @@ impl Client {
         let mut reports = Vec::new();
         // A slow reader: its lease is what it has.
         if self.random.below(1_000) < 3 * self.stalls {
-            let longest = if self.clocks_agree { SLOW_MS } else { SLOWER_MS };
+            let longest = if self.clocks_agree && !self.leases_may_break { SLOW_MS } else { SLOWER_MS };
             rt::sleep(Duration::from_millis(self.random.range(20, longest))).await;
         }
         for replica in &found.replicas {
@@ -116,20 +116,17 @@ impl Client {
                     continue;
                 }
                 // What a lease allows is refused: log time runs away from the time of those that hold it (T1, W2).
-                Err(Some(error)) if is_leased && error.code() == ErrorCode::CapabilityRefused && !self.clocks_agree => {
-                    self.history.outlived();
-                    continue;
-                }
                 Err(Some(error)) if is_leased && error.code() == ErrorCode::CapabilityRefused => {
-                    self.history.wrong(format!("client {} holds a lease and is refused: {error}", self.machine.id));
+                    if !self.may_not_hold(invoked) {
+                        self.history.wrong(format!("client {} holds a lease and is refused: {error}", self.machine.id));
+                    }
                     continue;
                 }
                 Err(_) if is_leased => (v1::read_report::Kind::Unreachable, None),
                 Err(_) => continue,
             };
-            if why.is_some() && !self.clocks_agree {
-                self.history.outlived();
-            } else if let Some(error) = why
+            if let Some(error) = why
+                && !self.may_not_hold(invoked)
                 && !self.bits_flip
             {
                 let (object, replica) = (ObjectId(found.object_id), replica.replica_id);
@@ -151,6 +148,15 @@ impl Client {
             drop(self.ask(report, BootInstant::now().after(ATTEMPT)).await);
         }
         None
+    }
+
+    /// A lease that was asked for at `invoked` and seems to hold does not. Whether that may be: it is a miss then, and counted.
+    fn may_not_hold(&self, invoked: u64) -> bool {
+        if !self.clocks_agree {
+            self.history.outlived();
+            return true;
+        }
+        self.leases_may_break && self.history.may_be_broken(invoked)
     }
 
     fn value_of(&self, found: &v1::ObjectLocation) -> Value {
