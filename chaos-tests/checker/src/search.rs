@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::history::{Call, Event, Value, object_of};
+use crate::event::{Call, Event, Value, object_of};
 
 /// Steps of one key's search, after which it is given up.
 pub const STEPS_MAX: u64 = 3_000_000;
