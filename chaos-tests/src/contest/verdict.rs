@@ -170,7 +170,7 @@ mod tests {
         let terms = Terms { copies: 1, ..Terms::default() };
         let replaced = record(Asked::Replace, Ended::Ok, 2, (1000, 1010));
         let stale = record(Asked::Get, Ended::Ok, 1, (1020, 1030));
-        assert!(is_right(&[replaced.clone()], &terms));
+        assert!(is_right(std::slice::from_ref(&replaced), &terms));
         let verdict = judge(&history(50, &[replaced.clone(), stale]), &terms);
         assert!(verdict.violation.contains("k ") && verdict.violation.contains("Got(1)"), "{}", verdict.violation);
         let lost = record(Asked::Get, Ended::Absent, 0, (1020, 1030));
@@ -207,7 +207,7 @@ mod tests {
         assert!(is_right(&[unknown.clone(), missed], &strict));
         assert!(is_right(&[unknown, record(Asked::Get, Ended::Ok, 1, (1020, 1030))], &strict));
         let doubted = ContestRecord { doubts: true, ..record(Asked::Exist, Ended::Absent, 0, (1020, 1030)) };
-        assert!(is_right(&[doubted.clone()], &strict));
+        assert!(is_right(std::slice::from_ref(&doubted), &strict));
         assert!(!is_right(&[ContestRecord { doubts: false, ..doubted }], &strict));
     }
 

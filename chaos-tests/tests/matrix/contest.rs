@@ -20,11 +20,11 @@ fn stale_read(records: &[ContestRecord]) -> ContestRecord {
     let wrote =
         |record: &&ContestRecord| record.ended == Ended::Ok && matches!(record.asked, Asked::Put | Asked::Replace);
     let replaced = records.iter().filter(wrote).filter(|record| record.asked == Asked::Replace);
-    let pair = replaced.filter_map(|replaced| {
+    let mut pair = replaced.filter_map(|replaced| {
         let earlier = records.iter().filter(wrote).find(|e| e.key == replaced.key && e.done_ns < replaced.sent_ns);
         Some((earlier?, replaced))
     });
-    let (earlier, replaced) = pair.last().expect("a value that was replaced");
+    let (earlier, replaced) = pair.next_back().expect("a value that was replaced");
     ContestRecord {
         asked: Asked::Get,
         value: earlier.value,
