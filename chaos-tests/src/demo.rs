@@ -119,9 +119,10 @@ pub async fn run(options: &DemoOptions, binary: &Path) -> Result<Verdict> {
         deadline: Duration::from_secs(5),
         replica_num: 1,
         recent_bytes: u64::MAX,
+        bulk: None,
     };
     let mut leader = Spawned::new(&mut cluster, DrillFault::KillLeader);
-    let round = fault_round(&mut leader, &client, &load, Judged::All).await?;
+    let round = fault_round(&mut leader, &client, &load, 0, Judged::All).await?;
     let (second_bad, _) = read_and_compare(&client, &stored, options.threads).await?;
     let rpo_lost = round.rpo_lost() + second_bad;
     let held = round.held() && first_bad == 0 && second_bad == 0;

@@ -131,7 +131,7 @@ pub async fn plan(fault: DrillFault, options: &DrillOptions, target: &Target) ->
         options.writers,
         options.readers,
         options.rate,
-        load * mean_bytes as f64 / 1e6,
+        (load * mean_bytes as f64 + options.bulk_bytes_per_s as f64) / 1e6,
         live::PREFIX,
         quorum.describe_leader().await?,
         quorum.strike.describe(),

@@ -8,12 +8,13 @@ use tidepool_client::{Client, ClientOptions};
 use tidepool_proto::v1::StatusResponse;
 
 use crate::audit::{self, Audit, Expected};
+use crate::contest::{self, Contest, ContestOptions, Terms, keys_of};
 use crate::digests::DigestComparison;
 use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
 use crate::outage::{self, Outage};
 use crate::plot::{self, Point};
 use crate::process::Fault;
-use crate::record::{Call, CallOutcome, CallRecord};
+use crate::record::{CallOutcome, CallRecord};
 use crate::timeline::{Breakdown, Watch};
 
 /// How long a load may take to run smoothly before the fault.
@@ -65,6 +66,8 @@ pub struct Round {
     pub evicted: u64,
     /// Older objects that came back with other bytes.
     pub wrong_old: u64,
+    /// What the calls of those who contended for a few keys came to; none where nobody did.
+    pub contest: Option<contest::Verdict>,
     /// Masters had one digest at one applied index.
     pub state_hash_equal: bool,
     /// That index.
@@ -79,7 +82,7 @@ impl Round {
         self.audit.lost() + self.wrong_old
     }
 
-    /// Whether everything held: nothing lost, no wrong or stale answer on the way, service back, states equal.
+    /// Whether everything held: nothing lost, no wrong or stale answer on the way, answers that fit together, service back, states equal.
     pub fn held(&self) -> bool {
         self.rpo_lost() == 0
             && self.outage.corrupt == 0
@@ -87,6 +90,7 @@ impl Round {
             && self.outage.rto_write_ms.is_some()
             && self.outage.rto_read_ms.is_some()
             && self.state_hash_equal
+            && self.contest.as_ref().is_none_or(contest::Verdict::is_linearizable)
     }
 }
 
@@ -137,15 +141,35 @@ pub trait Quorum {
     fn compare_digests(&mut self) -> impl Future<Output = Result<DigestComparison>>;
 }
 
+/// Those who contend for a few keys, beside this load.
+fn beside(load: &FleetOptions, processes: u32) -> ContestOptions {
+    ContestOptions {
+        binary: load.binary.clone(),
+        directory: load.directory.clone(),
+        masters: load.masters.clone(),
+        tenant: load.tenant.clone(),
+        prefix: format!("{}/contest", load.prefix),
+        processes,
+        replica_num: load.replica_num,
+        pinned: false,
+        seed: load.seed,
+    }
+}
+
 /// Strikes under load, waits for recovery, has what was struck back under load, waits until it has caught up, stops the load
 /// and judges.
 pub async fn fault_round(
     quorum: &mut impl Quorum,
     client: &Client,
     load: &FleetOptions,
+    contenders: u32,
     judged: Judged,
 ) -> Result<Round> {
     let mut fleet = Fleet::start(load)?;
+    let mut contest = match contenders {
+        0 => None,
+        processes => Some(Contest::start(&beside(load, processes))?),
+    };
     let a_while = |clients: u32, share: f64| (f64::from(clients) * load.rate_per_s * share).ceil() as u64;
     // An eighth of the readers' calls are exists or find no key yet; a third of a second of gets is warm.
     let warm = fleet.progress(0).wait_for(a_while(load.writers, 0.8), a_while(load.readers, 0.3), WARM_WITHIN).await;
@@ -174,7 +198,12 @@ pub async fn fault_round(
         .wait_for(a_while(load.writers, 0.2), a_while(load.readers, 0.1), RECOVER_WITHIN)
         .await?;
     fleet.expect_running()?;
+    contest.as_mut().map_or(Ok(()), Contest::expect_running)?;
     let logs = fleet.stop().await?;
+    let contested = match contest {
+        Some(contest) => contest.end(client).await?,
+        None => Vec::new(),
+    };
 
     let outage = outage::measure(&logs, struck.fault);
     quorum.settle().await?;
@@ -195,7 +224,12 @@ pub async fn fault_round(
     let expected = |part: &[&CallRecord]| part.iter().map(|r| Expected::from(*r)).collect::<Vec<_>>();
     let audit = audit::read_back(client, &expected(recent)).await?;
     let old = audit::read_back(client, &expected(old)).await?;
-    let keys = logs.iter().flatten().filter(|r| r.call == Call::Put && r.outcome != CallOutcome::Fail);
+    let written = logs.iter().flatten().filter(|r| r.call.is_put() && r.outcome != CallOutcome::Fail);
+    let mut keys: Vec<String> = written.map(|r| r.key.clone()).collect();
+    keys.extend(keys_of(&contested));
+    // Where a datanode dies, what is there may be missed until it is known.
+    let hidden = if load.replica_num > 1 { vec![(struck.fault.at_ns, u64::MAX)] } else { Vec::new() };
+    let terms = Terms { evicts: judged != Judged::All, copies: load.replica_num, hidden };
     Ok(Round {
         breakdown: Breakdown::of(&sightings, struck.fault, struck.at, outage.written_ns, outage.all_back_ns),
         points: plot::points(&logs, struck.fault),
@@ -209,9 +243,10 @@ pub async fn fault_round(
         evicted: old.absent.len() as u64,
         wrong_old: old.wrong.len() as u64,
         audit,
+        contest: (contenders > 0).then(|| contest::judge(&contested, &terms)),
         state_hash_equal: digests.is_equal(),
         applied_index: digests.applied_index,
-        keys: keys.map(|r| r.key.clone()).collect(),
+        keys,
         outage,
     })
 }

@@ -1,22 +1,20 @@
 //! Many load clients together: started as processes, watched through their logs, stopped by closing their input.
 
 use std::path::PathBuf;
-use std::process::ChildStdin;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::bulk::{Bulk, BulkSpec};
 use crate::clock::monotonic_ns;
 use crate::cluster::POLL_EVERY;
 use crate::load::{LoadRole, LoadSpec};
-use crate::process::{Input, Launch, Lifetime, Process};
-use crate::record::{Call, CallOutcome, CallRecord, RecordFollower, read_all};
+use crate::logged::{Logged, STOP_WITHIN};
+use crate::record::{Call, CallOutcome, CallRecord, RecordFollower};
 use crate::worker::WorkerSpec;
 
 /// Time from starting the processes to the first scheduled call.
 const START_AFTER: Duration = Duration::from_millis(200);
-/// How long clients may take to end after being told to, beyond the deadline of their calls.
-const STOP_WITHIN: Duration = Duration::from_secs(20);
 
 /// A whole load.
 #[derive(Clone, Debug)]
@@ -47,13 +45,14 @@ pub struct FleetOptions {
     pub replica_num: u32,
     /// Readers read only keys within this many last acknowledged bytes of all writers.
     pub recent_bytes: u64,
+    /// One more process, which puts batches of large values; none: it is not there.
+    pub bulk: Option<Bulk>,
 }
 
 struct LoadClient {
-    process: Process,
-    input: Option<ChildStdin>,
-    role: LoadRole,
-    log: PathBuf,
+    logged: Logged,
+    /// None: the bulk writer.
+    role: Option<LoadRole>,
 }
 
 /// Running load clients.
@@ -94,18 +93,25 @@ impl Fleet {
                     // Clients take turns within the interval, so that together they probe finely.
                     start_ns: start_ns + (interval_ns * f64::from(number) / f64::from(count)) as u64,
                 };
-                let launch = Launch {
-                    name: name.clone(),
-                    binary: options.binary.clone(),
-                    arguments: vec!["load-worker".into(), serde_json::to_string(&WorkerSpec::Load(spec))?],
-                    environment: Vec::new(),
-                    namespace: None,
-                    log: options.directory.join(format!("{name}.log")),
-                };
-                let mut process = Process::spawn(&launch, Lifetime::WithOwner, Input::Pipe)?;
-                let input = process.take_input();
-                clients.push(LoadClient { process, input, role, log });
+                let logged = Logged::start(&options.binary, &name, log, &WorkerSpec::Load(spec))?;
+                clients.push(LoadClient { logged, role: Some(role) });
             }
+        }
+        if let Some(bulk) = options.bulk {
+            let log = log_of("bulk");
+            let spec = BulkSpec {
+                masters: options.masters.clone(),
+                tenant: options.tenant.clone(),
+                prefix: format!("{}/bulk", options.prefix),
+                seed: options.seed,
+                deadline_ms: options.deadline.as_millis() as u64,
+                replica_num: options.replica_num,
+                log: log.clone(),
+                start_ns,
+                bulk,
+            };
+            let logged = Logged::start(&options.binary, "bulk", log, &WorkerSpec::Bulk(spec))?;
+            clients.push(LoadClient { logged, role: None });
         }
         Ok(Fleet { clients, stop_within: options.deadline + STOP_WITHIN })
     }
@@ -113,7 +119,7 @@ impl Fleet {
     /// Counts successes of calls sent at `since_ns` or later.
     pub fn progress(&self, since_ns: u64) -> Progress {
         Progress {
-            followers: self.clients.iter().map(|client| RecordFollower::new(&client.log)).collect(),
+            followers: self.clients.iter().map(|client| RecordFollower::new(&client.logged.log)).collect(),
             puts_ok: 0,
             gets_ok: 0,
             since_ns,
@@ -122,43 +128,30 @@ impl Fleet {
 
     /// Fails when a client has ended by itself.
     pub fn expect_running(&mut self) -> Result<()> {
-        self.clients.iter_mut().try_for_each(|client| client.process.expect_running())
+        self.clients.iter_mut().try_for_each(|client| client.logged.process.expect_running())
     }
 
     /// Kills one writer without warning.
     pub fn kill_writer(&mut self, number: usize) -> Result<()> {
-        let writer = self.clients.iter_mut().filter(|c| c.role == LoadRole::Writer).nth(number);
-        writer.with_context(|| format!("there is no writer {number}"))?.process.kill().map(|_| ())
+        let writer = self.clients.iter_mut().filter(|c| c.role == Some(LoadRole::Writer)).nth(number);
+        writer.with_context(|| format!("there is no writer {number}"))?.logged.process.kill().map(|_| ())
     }
 
     /// Stops every client, waits for their open calls, and returns their logs, one list a client.
     pub async fn stop(mut self) -> Result<Vec<Vec<CallRecord>>> {
-        for client in &mut self.clients {
-            client.input.take();
-        }
+        self.clients.iter_mut().for_each(|client| client.logged.tell_to_stop());
         let mut logs = Vec::new();
         for client in &mut self.clients {
-            let status = client.process.wait(self.stop_within).await?;
-            if !status.success() && !client.was_killed(status) {
-                bail!("{} failed ({status}); its log ends:\n{}", client.process.name(), client.process.log_tail());
-            }
-            logs.push(if client.log.exists() { read_all(&client.log)? } else { Vec::new() });
+            logs.push(client.logged.ended(self.stop_within).await?);
         }
         Ok(logs)
-    }
-}
-
-impl LoadClient {
-    fn was_killed(&self, status: std::process::ExitStatus) -> bool {
-        use std::os::unix::process::ExitStatusExt;
-        status.signal() == Some(9)
     }
 }
 
 /// Acknowledged puts of some logs, in the order of their acknowledgement.
 pub fn acknowledged_puts(logs: &[Vec<CallRecord>]) -> Vec<&CallRecord> {
     let mut puts: Vec<&CallRecord> =
-        logs.iter().flatten().filter(|r| r.call == Call::Put && r.outcome == CallOutcome::Ok).collect();
+        logs.iter().flatten().filter(|r| r.call.is_put() && r.outcome == CallOutcome::Ok).collect();
     puts.sort_by_key(|record| record.done_ns);
     puts
 }
@@ -181,7 +174,7 @@ impl Progress {
                     match record.call {
                         Call::Put => *puts_ok += 1,
                         Call::Get => *gets_ok += 1,
-                        Call::Exist => {}
+                        Call::Bulk | Call::Exist => {}
                     }
                 }
             })?;

@@ -2,10 +2,9 @@
 //! counts latency from the scheduled instant, and logs every call before it forgets it.
 
 use std::collections::VecDeque;
-use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -19,6 +18,7 @@ use tokio::sync::Semaphore;
 use crate::clock::monotonic_ns;
 use crate::content::{content_hash, value_of};
 use crate::record::{Call, CallOutcome, CallRecord, RecordFollower, RecordWriter};
+use crate::worker::input_has_ended;
 
 /// Calls one client may have open; the schedule records what it could not send beyond that as failed.
 const OPEN_CALLS_MAX: usize = 1024;
@@ -27,7 +27,7 @@ const EXIST_KEYS: usize = 32;
 /// One read call in this many is an exist.
 const EXIST_EVERY: u64 = 4;
 /// How long a client looks for a leader at its start.
-const CONNECT_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 
 /// What one client does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -134,14 +134,7 @@ pub fn run_client(spec: LoadSpec) -> Result<()> {
 }
 
 async fn drive(spec: LoadSpec) -> Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let stopping = stop.clone();
-    std::thread::spawn(move || {
-        // Ends at end of file or error alike: the owner let go.
-        let mut sink = Vec::new();
-        std::io::stdin().read_to_end(&mut sink).ok();
-        stopping.store(true, Ordering::Relaxed);
-    });
+    let stop = input_has_ended();
     let mut options = ClientOptions::new(ClientOptions::parse_masters(&spec.masters)?);
     options.tenant.clone_from(&spec.tenant);
     options.connect_deadline = CONNECT_WITHIN;
@@ -307,7 +300,7 @@ async fn exist(shared: &Shared, objects: &[Acknowledged], intended_ns: u64) {
 }
 
 /// Whether a failed call certainly had no effect. Only refusals that name a state say so; silence does not.
-fn outcome_of(error: &Error) -> CallOutcome {
+pub(crate) fn outcome_of(error: &Error) -> CallOutcome {
     match error.code() {
         ErrorCode::InvalidParams
         | ErrorCode::InvalidKey

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::load1;
-use crate::trial::Findings;
+use crate::findings::Findings;
 pub use catalogue::{CATALOGUE, Row};
 
 /// What one run of a row's process test found. Appended to `fault-matrix/F1.jsonl`.
@@ -61,6 +61,11 @@ pub fn record(id: &str, findings: &Findings) -> Result<()> {
         load1: load1(),
         ..Run::default()
     })
+}
+
+/// Keeps that a test without a load of its own held, which read back so many acknowledged objects.
+pub fn record_read_back(id: &str, acknowledged: u64) -> Result<()> {
+    append(&Run { id: id.into(), held: true, acknowledged, load1: load1(), ..Run::default() })
 }
 
 /// Keeps that what must hold did not, or that the run could not tell.
@@ -121,7 +126,10 @@ pub fn page(directory: &Path) -> Result<String> {
          ```\n\n\
          Tiers: *process* is the release binary in separate processes, with real signals, links, disks and load from separate processes; *simulated* \
          is a whole quorum on a virtual clock, network and disk; *unit* is beside the code. Figures are of the process tier: acknowledged puts \
-         lost of all that were acknowledged, and the longest time after the fault until a put (a get) that was sent after it succeeded.\n\n\
+         lost of all that were acknowledged, and the longest time after the fault until a put (a get) that was sent after it succeeded. Meanwhile \
+         three processes put, replace, get and remove the same few keys, and their answers must fit together (linearizability, by the judge of \
+         [the simulation](../internals/simulation.md)). Bounds of time are judged at ten times what is written here, so that a busy host \
+         breaks none.\n\n\
          | fault | | must hold | tier and tests | runs | lost / acknowledged | writes back, ms | reads back, ms | verdict |\n\
          |---|---|---|---|---|---|---|---|---|\n",
     );

@@ -42,6 +42,20 @@ pub struct Outage {
     pub missed: u64,
     /// Gets that returned other bytes.
     pub corrupt: u64,
+    /// Acknowledged bytes of the bulk writer; its calls count in no figure above but `calls`, `failed` and `corrupt`.
+    pub bulk_bytes: u64,
+    /// Its longest call, counted from when its schedule wanted it sent.
+    pub bulk_longest_call_ms: f64,
+}
+
+impl Outage {
+    fn count_bulk(&mut self, record: &CallRecord) {
+        self.bulk_longest_call_ms = self.bulk_longest_call_ms.max(ns_to_ms(record.latency_ns()));
+        match record.outcome {
+            CallOutcome::Ok => self.bulk_bytes += record.bytes,
+            _ => self.failed += 1,
+        }
+    }
 }
 
 /// Measures one fault over the logs of its clients, one list a client in its order of appending.
@@ -53,6 +67,10 @@ pub fn measure(clients: &[Vec<CallRecord>], fault: Fault) -> Outage {
         let mut back: Option<u64> = None;
         for record in records {
             outage.calls += 1;
+            if record.call == Call::Bulk {
+                outage.count_bulk(record);
+                continue;
+            }
             outage.longest_call_ms = outage.longest_call_ms.max(ns_to_ms(record.latency_ns()));
             match record.outcome {
                 CallOutcome::Ok => {
@@ -63,7 +81,7 @@ pub fn measure(clients: &[Vec<CallRecord>], fault: Fault) -> Outage {
                     let side = match record.call {
                         Call::Put => Some(0),
                         Call::Get => Some(1),
-                        Call::Exist => None,
+                        Call::Bulk | Call::Exist => None,
                     };
                     let Some(side) = side else { continue };
                     *(if side == 0 { &mut outage.puts_ok } else { &mut outage.gets_ok }) += 1;
@@ -76,6 +94,9 @@ pub fn measure(clients: &[Vec<CallRecord>], fault: Fault) -> Outage {
                 CallOutcome::Fail | CallOutcome::Unknown => outage.failed += 1,
             }
         }
+        if records.iter().all(|record| record.call == Call::Bulk) && !records.is_empty() {
+            continue;
+        }
         successes.sort_unstable();
         let gap = successes.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
         outage.client_gaps_ms.push(ns_to_ms(gap));
@@ -87,6 +108,15 @@ pub fn measure(clients: &[Vec<CallRecord>], fault: Fault) -> Outage {
     outage.rto_write_ms = since(first[0]);
     outage.rto_read_ms = since(first[1]);
     outage
+}
+
+/// The 99th percentile of how long calls took that the schedule wanted sent from `from_ns` on and before `until_ns`; none: there were none.
+/// The bulk writer's are left out.
+pub fn p99_ms(clients: &[Vec<CallRecord>], from_ns: u64, until_ns: u64) -> Option<f64> {
+    let calls = clients.iter().flatten().filter(|record| record.call != Call::Bulk);
+    let within = calls.filter(|record| (from_ns..until_ns).contains(&record.intended_ns));
+    let took: Vec<f64> = within.map(|record| ns_to_ms(record.latency_ns())).collect();
+    (!took.is_empty()).then(|| Spread::of(&took).p99)
 }
 
 /// Least, middle, 99th percentile and most of some figures.
@@ -154,6 +184,17 @@ mod tests {
         assert_eq!(outage.longest_call_ms, 490.0);
         assert_eq!(outage.worst_client_gap_ms, 299.0, "the writer's gap is 101..400 and the reader's 96..300");
         assert_eq!((outage.puts_ok, outage.gets_ok, outage.failed), (5, 2, 1));
+    }
+
+    #[test]
+    fn the_bulk_writer_is_counted_by_itself() {
+        let fault = Fault { at_ns: 100 * MS, certain_ns: 100 * MS };
+        let writer = vec![call(Call::Put, 110, 300, CallOutcome::Ok), call(Call::Put, 120, 310, CallOutcome::Ok)];
+        let bulk = vec![call(Call::Bulk, 110, 120, CallOutcome::Ok), call(Call::Bulk, 130, 5000, CallOutcome::Unknown)];
+        let outage = measure(&[writer, bulk], fault);
+        assert_eq!((outage.rto_write_ms, outage.longest_call_ms), (Some(200.0), 190.0));
+        assert_eq!((outage.client_gaps_ms.len(), outage.all_back_ns), (1, Some(300 * MS)));
+        assert_eq!((outage.bulk_bytes, outage.bulk_longest_call_ms, outage.failed), (1, 4870.0, 1));
     }
 
     #[test]

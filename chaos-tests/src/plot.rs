@@ -36,6 +36,7 @@ pub fn points(logs: &[Vec<CallRecord>], fault: Fault) -> Vec<Point> {
     let mut all: Vec<Point> = logs
         .iter()
         .flatten()
+        .filter(|call| call.call != Call::Bulk)
         .map(|call| Point {
             at_ms: (call.intended_ns as f64 - fault.at_ns as f64) / 1e6,
             took_ms: ns_to_ms(call.latency_ns()),

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// What was called.
@@ -14,10 +15,19 @@ use serde::{Deserialize, Serialize};
 pub enum Call {
     /// A put of a fresh key.
     Put,
+    /// A put of a large value in a batch, by the bulk writer.
+    Bulk,
     /// A get of an acknowledged key, bytes checked.
     Get,
     /// An exist, with leases, of acknowledged keys.
     Exist,
+}
+
+impl Call {
+    /// Whether it puts a fresh key.
+    pub fn is_put(self) -> bool {
+        matches!(self, Call::Put | Call::Bulk)
+    }
 }
 
 /// How it ended, as far as the client can know.
@@ -82,7 +92,7 @@ impl RecordWriter {
     }
 
     /// Writes one line with one write(2).
-    pub fn append(&mut self, record: &CallRecord) -> Result<()> {
+    pub fn append(&mut self, record: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(record)?;
         line.push(b'\n');
         self.file.write_all(&line).context("writing the call log")
@@ -90,7 +100,7 @@ impl RecordWriter {
 }
 
 /// Reads a whole log. A last line cut by the death of its writer is left out.
-pub fn read_all(path: &Path) -> Result<Vec<CallRecord>> {
+pub fn read_all<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     let file = File::open(path).with_context(|| format!("call log {}", path.display()))?;
     let mut records = Vec::new();
     let mut reader = BufReader::new(file);
@@ -171,7 +181,7 @@ mod tests {
         follower.poll(|r| seen.push(r.key)).unwrap();
         follower.poll(|r| seen.push(r.key)).unwrap();
         assert_eq!(seen, ["a"]);
-        let all = read_all(&path).unwrap();
+        let all: Vec<CallRecord> = read_all(&path).unwrap();
         assert_eq!(all.len(), 1);
         assert_eq!(all[0].latency_ns(), 4);
     }

@@ -93,7 +93,7 @@ async fn soak(options: SoakOptions, binary: &Path, lab: Lab) -> Result<Findings>
         if let Ok(shown) = nemesis.evidence(&mut trial.cluster) {
             eprintln!("soak: round {rounds}: {}: {shown}", nemesis.describe());
         }
-        nemesis.heal(&mut trial.cluster)?;
+        trial.mend(nemesis.as_mut())?;
         whole(&mut trial).await?;
         trial.copies_are_back(COPIES).await?;
         trial.goes_on().await?;

@@ -1,5 +1,6 @@
 //! A pool under load that a test breaks and judges: the load runs from beginning to end, every fault proves that it happened, and
-//! at the end every acknowledged put is read back, all masters have one state and all space adds up.
+//! at the end every acknowledged put is read back, the answers of those who contended for a few keys fit together (linearizability), all
+//! masters have one state and all space adds up.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,12 +14,14 @@ use crate::audit::{self, Expected};
 use crate::clock::monotonic_ns;
 use crate::cluster::{Cluster, ClusterOptions, Ground, POLL_EVERY};
 use crate::content::value_of;
-use crate::failover::{self, Judged};
+use crate::contest::{self, Contest, ContestOptions, Terms};
+use crate::failover::{self, Judged, RECOVER_WITHIN};
+pub use crate::findings::Findings;
 use crate::fleet::{Fleet, FleetOptions, acknowledged_puts};
 use crate::lab::Lab;
 use crate::matrix::never;
 use crate::nemesis::{Nemesis, Who};
-use crate::outage::{self, Outage};
+use crate::outage;
 use crate::process::Fault;
 
 /// Longest wait for anything on a slow, shared machine.
@@ -27,25 +30,21 @@ pub const WITHIN: Duration = Duration::from_secs(60);
 const GOES_ON_CALLS: u64 = 10;
 /// Deadline of a call of the load: longer than any outage that is to be survived.
 const CALL_WITHIN: Duration = Duration::from_secs(10);
-
-/// What a trial found.
-#[derive(Clone, Debug)]
-pub struct Findings {
-    /// The outage around the last fault.
-    pub outage: Outage,
-    /// Acknowledged puts of the load.
-    pub acknowledged: u64,
-    /// Of them, how many could not be read back.
-    pub lost: u64,
-    /// What showed that the faults happened.
-    pub evidence: Vec<String>,
-}
+/// Processes that contend for a few keys.
+const CONTENDERS: u32 = 3;
+/// Calls on contended keys that must end after everything was mended.
+const CONTESTED_AFTER: usize = 40;
+/// How long a client may take to find a datanode again after it is back; its probes are two seconds apart at most.
+const FOUND_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 
 /// The pool of a trial whose load has ended.
 pub struct Ended {
     _cluster: Cluster,
     _directory: TempDir,
 }
+
+/// No call takes longer than its deadline: so many times that, counted from when the schedule wanted it sent, is the host's doing.
+const DEADLINES_MAX: u32 = 2;
 
 /// A pool under load.
 pub struct Trial {
@@ -54,6 +53,10 @@ pub struct Trial {
     /// A client of it.
     pub client: Client,
     fleet: Fleet,
+    contest: Contest,
+    /// Since when a datanode is struck, and until when clients may not have found it again.
+    hidden: Vec<(u64, u64)>,
+    is_hiding: bool,
     faults: Vec<Fault>,
     evidence: Vec<String>,
     directory: TempDir,
@@ -95,11 +98,33 @@ impl Trial {
             deadline: CALL_WITHIN,
             replica_num,
             recent_bytes: 8 << 20,
+            bulk: None,
         })?;
-        let (faults, evidence) = (Vec::new(), Vec::new());
-        let (judged, may_miss) = (Judged::All, false);
-        let trial =
-            Trial { cluster, client, fleet, faults, evidence, directory, copies: replica_num, judged, may_miss };
+        let contest = Contest::start(&ContestOptions {
+            binary: binary.to_owned(),
+            directory: directory.path().join("contest"),
+            masters: cluster.masters_text(),
+            tenant: String::new(),
+            prefix: "contest".into(),
+            processes: CONTENDERS,
+            replica_num,
+            pinned: true,
+            seed: 11,
+        })?;
+        let trial = Trial {
+            cluster,
+            client,
+            fleet,
+            contest,
+            hidden: Vec::new(),
+            is_hiding: false,
+            faults: Vec::new(),
+            evidence: Vec::new(),
+            directory,
+            copies: replica_num,
+            judged: Judged::All,
+            may_miss: false,
+        };
         trial.goes_on().await?;
         Ok(trial)
     }
@@ -159,6 +184,10 @@ impl Trial {
         let fault = nemesis.inject(&mut self.cluster).with_context(|| nemesis.describe())?;
         println!("{}", nemesis.describe());
         self.faults.push(fault);
+        if nemesis.strikes_a_datanode() {
+            self.hidden.push((fault.at_ns, u64::MAX));
+            self.is_hiding = true;
+        }
         Ok(fault)
     }
 
@@ -167,6 +196,12 @@ impl Trial {
         let shown = nemesis.evidence(&mut self.cluster).with_context(|| format!("{}: no proof", nemesis.describe()))?;
         println!("  proof: {shown}");
         self.evidence.push(shown);
+        self.mend(nemesis)
+    }
+
+    /// Mends it, whether it met anything or not.
+    pub fn mend(&mut self, nemesis: &mut dyn Nemesis) -> Result<()> {
+        self.is_hiding &= !nemesis.strikes_a_datanode();
         nemesis.heal(&mut self.cluster).with_context(|| format!("mending: {}", nemesis.describe()))
     }
 
@@ -228,11 +263,15 @@ impl Trial {
         for at in 0..self.cluster.masters.len() {
             self.cluster.wait_caught_up(at, WITHIN).await?;
         }
+        if !self.is_hiding {
+            let found_again_ns = monotonic_ns() + FOUND_AGAIN_WITHIN.as_nanos() as u64;
+            self.hidden.iter_mut().for_each(|(_, until)| *until = found_again_ns.min(*until));
+        }
         Ok(())
     }
 
-    /// Ends the load and judges: nothing acknowledged is lost, no reader saw other bytes or missed an acknowledged key, all masters
-    /// have one state, all space adds up.
+    /// Ends the load and judges: nothing acknowledged is lost, no reader saw other bytes or missed an acknowledged key, the answers to
+    /// those who contend for keys fit together, all masters have one state, all space adds up.
     pub async fn judge(self) -> Result<Findings> {
         Ok(self.judge_and_keep().await?.0)
     }
@@ -241,8 +280,11 @@ impl Trial {
     pub async fn judge_and_keep(mut self) -> Result<(Findings, Ended)> {
         self.goes_on().await.context("the load does not go on after everything was mended")?;
         self.fleet.expect_running()?;
+        self.contest.expect_running()?;
         self.whole().await?;
+        self.contest.wait_for(CONTESTED_AFTER, WITHIN).await?;
         let logs = self.fleet.stop().await?;
+        let records = self.contest.end(&self.client).await?;
         let last = self.faults.last().copied().unwrap_or(Fault { at_ns: 0, certain_ns: 0 });
         let mut outage = outage::measure(&logs, last);
         if self.faults.is_empty() {
@@ -265,25 +307,54 @@ impl Trial {
         };
         let expected: Vec<Expected> = recent.iter().map(|put| Expected::from(*put)).collect();
         let audit = audit::read_back(&self.client, &expected).await?;
-        let findings =
-            Findings { acknowledged: puts.len() as u64, lost: audit.lost(), outage, evidence: self.evidence };
+        // What is contended for is pinned, so that nothing goes without a call even where older objects are evicted.
+        let terms = Terms { evicts: false, copies: self.copies, hidden: self.hidden };
+        let contest = contest::judge(&records, &terms);
+        let first = self.faults.first().copied().unwrap_or(last);
+        let findings = Findings {
+            acknowledged: puts.len() as u64,
+            lost: audit.lost(),
+            contested: contest.definite,
+            p99_before_ms: outage::p99_ms(&logs, 0, first.at_ns),
+            p99_after_ms: outage::p99_ms(&logs, first.certain_ns, u64::MAX),
+            outage,
+            evidence: self.evidence,
+        };
         let outage = &findings.outage;
         println!(
-            "{} puts acknowledged, {} lost; writes back after {:?} ms, reads {:?} ms; worst gap {} ms, longest call {} ms, {} failed",
+            "{} puts acknowledged, {} lost; {} calls on {} contended keys; writes back after {:?} ms, reads {:?} ms; worst gap {} ms, \
+             longest call {} ms, p99 {:?} and since the fault {:?} ms, {} failed",
             findings.acknowledged,
             findings.lost,
+            contest.definite,
+            contest.keys,
             outage.rto_write_ms,
             outage.rto_read_ms,
             outage.worst_client_gap_ms,
             outage.longest_call_ms,
+            findings.p99_before_ms,
+            findings.p99_after_ms,
             outage.failed
         );
         if findings.lost > 0 {
             return Err(never(format!("acknowledged puts are lost: {:?} {:?}", audit.absent, audit.wrong)));
         }
+        if !contest.violation.is_empty() {
+            return Err(never(format!("not linearizable: {}", contest.violation)));
+        }
+        contest.expect_decided()?;
         let missed = if self.may_miss { 0 } else { outage.missed };
         if outage.corrupt > 0 || missed > 0 {
             return Err(never(format!("{} corrupt, {} missed", outage.corrupt, outage.missed)));
+        }
+        let longest = CALL_WITHIN * DEADLINES_MAX;
+        ensure!(
+            outage.longest_call_ms <= longest.as_secs_f64() * 1e3,
+            "a call took {} ms, its deadline is {CALL_WITHIN:?}",
+            outage.longest_call_ms
+        );
+        if !self.faults.is_empty() {
+            findings.expect_back_within(RECOVER_WITHIN)?;
         }
         Ok((findings, Ended { _cluster: self.cluster, _directory: self.directory }))
     }

@@ -3,10 +3,13 @@
 //! The binary re-executes itself for everything that has to be a process of its own: roles that must die with the
 //! harness, load clients whose logs must survive their victims, and the far end of the raw-socket ceiling.
 
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -14,6 +17,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::raw_socket::{self, RawServerSpec};
+use crate::bulk::{self, BulkSpec};
+use crate::contest::{self, ContestSpec};
 use crate::lab::RelaySpec;
 use crate::load::{self, LoadSpec};
 
@@ -32,6 +37,10 @@ pub enum WorkerSpec {
     Exec(ExecSpec),
     /// Be one client under load.
     Load(LoadSpec),
+    /// Be the bulk writer beside a load.
+    Bulk(BulkSpec),
+    /// Be one of those who contend for a few keys.
+    Contest(ContestSpec),
     /// Be the far end of the raw-socket ceiling.
     RawServer(RawServerSpec),
     /// Pass on connections, late or slowly.
@@ -58,9 +67,24 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
     match spec {
         WorkerSpec::Exec(spec) => become_program(&spec),
         WorkerSpec::Load(spec) => load::run_client(spec),
+        WorkerSpec::Bulk(spec) => bulk::run_client(spec),
+        WorkerSpec::Contest(spec) => contest::run_client(spec),
         WorkerSpec::RawServer(spec) => raw_socket::serve(&spec),
         WorkerSpec::Relay(spec) => crate::lab::serve_relay(&spec),
     }
+}
+
+/// Becomes true when standard input ends: the owner let go.
+pub(crate) fn input_has_ended() -> Arc<AtomicBool> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let noticing = ended.clone();
+    std::thread::spawn(move || {
+        // At end of file or error alike.
+        let mut sink = Vec::new();
+        std::io::stdin().read_to_end(&mut sink).ok();
+        noticing.store(true, Ordering::Relaxed);
+    });
+    ended
 }
 
 fn become_program(spec: &ExecSpec) -> Result<()> {

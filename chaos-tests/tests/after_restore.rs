@@ -4,13 +4,14 @@
 mod rig;
 
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use rig::saved::{
     OBJECT_BYTES, cluster_directory, expect_all, lose_masters, restore, restore_from, save, saved_pool, start_restoring,
 };
 use rig::{Pool, WITHIN, assert_space_adds_up, connect, keys, put_all, wait_for};
 use tidepool_chaos_tests::admin;
+use tidepool_chaos_tests::process::log_tail;
 use tidepool_client::{Client, RemoveMode};
 use tidepool_proto::object::extent_bytes;
 
@@ -202,7 +203,7 @@ async fn a_datanode_restarted_between_two_restores_of_one_snapshot_goes_on() {
 async fn recover(data_dir: &Path) -> Output {
     let mut command = tokio::process::Command::new(rig::binary());
     command.args(["member", "recover", "--from-this-node", "--accept-data-loss", "--data-dir"]);
-    command.arg(data_dir).kill_on_drop(true).output().await.unwrap()
+    command.arg(data_dir).stdin(Stdio::null()).kill_on_drop(true).output().await.unwrap()
 }
 
 /// One recovery too many is refused before anything changes, and the master starts as it was. Tried
@@ -215,9 +216,15 @@ async fn one_history_too_many_is_refused_while_nothing_is_changed() {
     // Some of them are in the snapshot, the rest in the log.
     for until in [HISTORIES_MAX / 2, HISTORIES_MAX] {
         pool.cluster.masters[0].stop(WITHIN).await.unwrap();
-        for _ in until - HISTORIES_MAX / 2..until {
+        for number in until - HISTORIES_MAX / 2..until {
             let output = recover(&pool.cluster.masters[0].data_dir).await;
-            assert!(output.status.success(), "{output:?}");
+            let (said, warned) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            let log = log_tail(pool.cluster.masters[0].log());
+            assert!(
+                output.status.success(),
+                "recovery {number} ended with {}\n{said}\n{warned}\nthe master's own log ends:\n{log}",
+                output.status
+            );
         }
         if until < HISTORIES_MAX {
             pool.cluster.masters[0].start().unwrap();

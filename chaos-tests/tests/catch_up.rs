@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rig::{Pool, WITHIN, expect_all, keys, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
+use tidepool_chaos_tests::matrix::record_read_back;
 
 const OBJECT_BYTES: usize = 100;
 const KILLS: u64 = 20;
@@ -75,6 +76,7 @@ async fn a_standby_killed_at_any_moment_of_catching_up_has_a_whole_state_again()
     expect_all(&pool.client, &all, OBJECT_BYTES).await;
     pool.cluster.masters[leader].start().unwrap();
     pool.cluster.wait_caught_up(leader, WITHIN).await.unwrap();
+    record_read_back("F22", all.len() as u64).unwrap();
 }
 
 /// Who is killed while a standby is fed, and when: at this share of the snapshot.
@@ -140,6 +142,7 @@ async fn a_transfer_cut_at_its_begin_middle_or_end_leaves_a_whole_state() {
         assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal(), "{cut:?}");
     }
     expect_all(&pool.client, &all[all.len() - 2_000..], 8).await;
+    record_read_back("F22", 2_000).unwrap();
 }
 
 fn newest_snapshot_bytes(data_dir: &Path) -> u64 {
@@ -175,4 +178,8 @@ async fn a_standby_whose_snapshot_was_damaged_on_disk_comes_back_whole() {
     pool.cluster.wait_caught_up(standby, WITHIN).await.unwrap();
     assert!(newest.with_extension("damaged").exists(), "the damage was not noticed");
     assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
+    // It or the third leads with that state.
+    pool.cluster.masters[leader].kill().unwrap();
+    expect_all(&pool.client, &all, OBJECT_BYTES).await;
+    record_read_back("F18", all.len() as u64).unwrap();
 }

@@ -65,6 +65,7 @@ fn load(pool: &Pool) -> Fleet {
         deadline: Duration::from_secs(10),
         replica_num: 1,
         recent_bytes: 8 << 20,
+        bulk: None,
     })
     .unwrap()
 }

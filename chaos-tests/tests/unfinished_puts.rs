@@ -63,6 +63,7 @@ async fn case_038_unfinished_puts_of_dead_writers_give_everything_back() {
             deadline: Duration::from_secs(5),
             replica_num: 1,
             recent_bytes: 0,
+            bulk: None,
         })
         .unwrap();
         fleet.progress(0).wait_for(20, 0, WITHIN).await.unwrap();

@@ -8,7 +8,9 @@ use std::process::{Output, Stdio};
 
 use rig::{Pool, WITHIN, expect_all, goes_on, keys, load, not_one_failed, pool, put_all, wait_for};
 use tidepool_chaos_tests::admin;
-use tidepool_chaos_tests::fleet::Fleet;
+use tidepool_chaos_tests::audit::{Expected, read_back};
+use tidepool_chaos_tests::fleet::{Fleet, acknowledged_puts};
+use tidepool_chaos_tests::matrix::record_read_back;
 
 const OBJECT_BYTES: usize = 10_000;
 
@@ -103,7 +105,11 @@ async fn a_loaded_quorum_rolls_to_the_new_binary_and_back() {
     master.set_binary(&new);
     master.start().unwrap();
     pool.cluster.wait_caught_up(back, WITHIN).await.unwrap();
-    not_one_failed(fleet, 500).await;
+    let logs = not_one_failed(fleet, 500).await;
     assert!(pool.cluster.compare_digests(WITHIN).await.unwrap().is_equal());
     expect_all(&pool.client, &before, OBJECT_BYTES).await;
+    let expected: Vec<Expected> = acknowledged_puts(&logs).into_iter().map(Expected::from).collect();
+    let audit = read_back(&pool.client, &expected).await.unwrap();
+    assert_eq!(audit.lost(), 0, "{:?} {:?}", audit.absent, audit.wrong);
+    record_read_back("F21", before.len() as u64 + audit.checked).unwrap();
 }

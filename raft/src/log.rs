@@ -13,6 +13,7 @@ mod directory;
 mod disk;
 mod error;
 mod flusher;
+mod hanging;
 mod latency;
 mod metrics;
 mod reader;

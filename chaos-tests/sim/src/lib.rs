@@ -9,7 +9,6 @@
 //! threads and real time. Who looks for those finds them in the process tests of `chaos-tests`.
 
 pub mod audit;
-pub mod checker;
 pub mod client;
 pub mod datanode;
 pub mod history;
@@ -22,3 +21,5 @@ pub mod provoke;
 pub mod quorum;
 pub mod run;
 pub mod trace;
+
+pub use tidepool_checker as checker;

@@ -58,8 +58,12 @@ fn page(fault: DrillFault, options: &DrillOptions, rounds: &[Round], filler_lost
         let Some(s) = s else { continue };
         write!(out, "<tr><td>{name}<td>{:.1}<td>{:.1}<td>{:.1}<td>{:.1}</tr>", s.min, s.p50, s.p99, s.max)?;
     }
+    out.push_str("</table>");
+    for line in sum.beside() {
+        write!(out, "<p>{line}.</p>")?;
+    }
     out.push_str(
-        "</table><p>Each point is a call: when the schedule wanted it sent, from the fault on, and how long it took from that \
+        "<p>Each point is a call: when the schedule wanted it sent, from the fault on, and how long it took from that \
          instant (blue: puts, green: gets, red: failed). The red line is the fault; the dashed ones the first successes of a put and a \
          get that were sent after it.</p>",
     );

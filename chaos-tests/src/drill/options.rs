@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::bulk::Bulk;
+
 /// How full the pool is when the leader goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Fill {
@@ -132,6 +134,12 @@ pub struct DrillOptions {
     /// Calls a second of each process, on a fixed schedule
     #[arg(long, default_value_t = 100.0)]
     pub rate: f64,
+    /// Bytes a second that one more process writes, in batches of 1 MiB values; at most an eighth of the pool a round, unless --fill is 95
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub bulk_bytes_per_s: u64,
+    /// Processes that put, replace, get and remove the same few keys; their answers must fit together (restore does without)
+    #[arg(long, default_value_t = 2)]
+    pub contenders: u32,
     /// Middle value size in bytes; a quarter and four times that are as frequent
     #[arg(long)]
     pub value_bytes: Option<u64>,
@@ -153,6 +161,14 @@ impl DrillOptions {
     /// How full the pool is to be.
     pub fn fill(&self) -> Fill {
         self.fill.unwrap_or(if self.spawn { Fill::Half } else { Fill::None })
+    }
+
+    /// What the bulk writer puts in one round, if there is to be one. Half of a pool is full of what must stay, and what a round removes
+    /// is free again only when its leases have ended.
+    pub(super) fn bulk(&self, capacity_bytes: u64, copies: u32) -> Option<Bulk> {
+        let fits = capacity_bytes / 8 / u64::from(copies.max(1));
+        let bytes_max = if self.fill() == Fill::Overflow { u64::MAX } else { fits };
+        (self.bulk_bytes_per_s > 0).then_some(Bulk { bytes_per_s: self.bulk_bytes_per_s, bytes_max })
     }
 
     /// Sizes of the values that writers put.

@@ -17,6 +17,13 @@ pub(super) fn report_losses(what: &str, audit: &Audit) {
     }
 }
 
+/// What makes no order of calls right, in full: it is what a person looks for.
+pub(super) fn report_contest(round: &Round) {
+    if let Some(violation) = round.contest.as_ref().map(|contest| &contest.violation).filter(|text| !text.is_empty()) {
+        eprintln!("NOT LINEARIZABLE: {violation}");
+    }
+}
+
 pub(super) fn print_round(number: u32, round: &Round, format: Format) {
     let outage = &round.outage;
     let shown = |ms: Option<f64>| ms.map_or("never".to_owned(), |ms| format!("{ms:.1}"));
@@ -33,7 +40,8 @@ pub(super) fn print_round(number: u32, round: &Round, format: Format) {
                 "missed": outage.missed, "corrupt": outage.corrupt,
                 "acknowledged": round.acknowledged, "audited": round.audit.checked, "rpo_lost": round.rpo_lost(),
                 "evicted": round.evicted, "state_hash_equal": round.state_hash_equal,
-                "applied_index": round.applied_index, "load1": load1(),
+                "applied_index": round.applied_index, "contest": round.contest,
+                "bulk_bytes": outage.bulk_bytes, "bulk_longest_call_ms": outage.bulk_longest_call_ms, "load1": load1(),
             })
         ),
         Format::Table => {
@@ -86,6 +94,8 @@ pub(super) fn summarise(
                 "missed": rounds.iter().map(|r| r.outage.missed).sum::<u64>(),
                 "corrupt": rounds.iter().map(|r| r.outage.corrupt).sum::<u64>(),
                 "failed_calls": rounds.iter().map(|r| r.outage.failed).sum::<u64>(),
+                "contested": sum.contested, "linearizable": sum.linearizable,
+                "bulk_bytes": sum.bulk_bytes, "bulk_longest_call_ms": sum.bulk_longest_call_ms,
                 "held": sum.held, "load1": load1(),
             })
         ),
@@ -101,6 +111,9 @@ pub(super) fn summarise(
             let unsaved: u64 = rounds.iter().map(|r| r.unsaved).sum();
             if unsaved > 0 {
                 println!("{unsaved} acknowledged puts were newer than the snapshot that was restored");
+            }
+            for line in sum.beside() {
+                println!("{line}");
             }
             println!(
                 "{} acknowledged puts lost, states {}, everything held: {}",
@@ -118,6 +131,11 @@ pub(super) struct Summary {
     pub(super) lost: u64,
     pub(super) equal: bool,
     pub(super) held: bool,
+    /// Calls on contended keys.
+    contested: u64,
+    linearizable: bool,
+    bulk_bytes: u64,
+    bulk_longest_call_ms: f64,
     write: Spread,
     read: Spread,
     gap: Spread,
@@ -141,6 +159,10 @@ impl Summary {
             lost,
             equal: rounds.iter().all(|r| r.state_hash_equal),
             held: lost == 0 && rounds.iter().all(Round::held),
+            contested: rounds.iter().filter_map(|r| Some(r.contest.as_ref()?.definite)).sum(),
+            linearizable: rounds.iter().all(|r| r.contest.as_ref().is_none_or(|contest| contest.is_linearizable())),
+            bulk_bytes: rounds.iter().map(|r| r.outage.bulk_bytes).sum(),
+            bulk_longest_call_ms: rounds.iter().map(|r| r.outage.bulk_longest_call_ms).fold(0.0, f64::max),
             write: spread(|r| r.outage.rto_write_ms),
             read: spread(|r| r.outage.rto_read_ms),
             gap: Spread::of(&gaps),
@@ -150,6 +172,20 @@ impl Summary {
             commit: part(|r| r.breakdown.commit_ms),
             reroute: part(|r| r.breakdown.reroute_ms),
         }
+    }
+
+    /// What was done beside the load, in words.
+    pub(super) fn beside(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        if self.contested > 0 {
+            let fit = if self.linearizable { "fit together" } else { "DO NOT FIT TOGETHER" };
+            lines.push(format!("{} calls on shared keys, whose answers {fit}", self.contested));
+        }
+        if self.bulk_bytes > 0 {
+            let (mb, longest) = (self.bulk_bytes as f64 / 1e6, self.bulk_longest_call_ms);
+            lines.push(format!("{mb:.0} MB written in bulk beside it, the longest call took {longest:.1} ms"));
+        }
+        lines
     }
 
     /// Named, as a table shows them.

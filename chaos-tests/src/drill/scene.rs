@@ -8,7 +8,7 @@ use tidepool_client::{Client, PutOptions};
 
 use super::html;
 use super::options::{DrillFault, DrillOptions, Fill};
-use super::report::{print_round, report_losses, summarise};
+use super::report::{print_round, report_contest, report_losses, summarise};
 use crate::audit::{self, Expected};
 use crate::content::{content_hash, value_of};
 use crate::failover::{Judged, Quorum, fault_round};
@@ -52,7 +52,7 @@ impl Scene<'_> {
         let mut filler_lost = 0;
         for number in 1..=self.options.rounds {
             let load = self.load(number);
-            let round = fault_round(quorum, &self.client, &load, self.judged).await?;
+            let round = fault_round(quorum, &self.client, &load, self.contenders(), self.judged).await?;
             if !overflows {
                 let audit = audit::read_back(&self.client, &filler).await?;
                 report_losses("objects that filled the pool", &audit);
@@ -61,6 +61,7 @@ impl Scene<'_> {
                 audit::remove_all(&self.client, &keys).await?;
             }
             report_losses("acknowledged puts of this round", &round.audit);
+            report_contest(&round);
             print_round(number, &round, self.format);
             rounds.push(round);
             if self.options.work_dir.is_none() {
@@ -89,7 +90,13 @@ impl Scene<'_> {
             deadline: Duration::from_secs(5),
             replica_num: self.fault.replica_num(),
             recent_bytes: self.capacity_bytes / 8,
+            bulk: self.options.bulk(self.capacity_bytes, self.fault.replica_num()),
         }
+    }
+
+    /// What is restored is older than what clients saw: their answers do not fit together by right.
+    fn contenders(&self) -> u32 {
+        if self.fault == DrillFault::Restore { 0 } else { self.options.contenders }
     }
 
     /// Puts objects of 1 MiB until `bytes` are stored.

@@ -37,11 +37,17 @@ static int concerns(int file) {
     return !strncmp(path, under, strlen(under));
 }
 
+/* As long as the knob says, which may change meanwhile: a disk that hangs is mended by setting it to 0. */
+static void wait_long(void) {
+    const int64_t step = 10000;
+    for (int64_t waited = 0, left; (left = knobs[SYNC_DELAY_US] - waited) > 0; waited += step) usleep(left < step ? left : step);
+}
+
 static int sync_with(int (*real)(int), int file) {
     int64_t delay = knobs[SYNC_DELAY_US], error = knobs[SYNC_ERRNO], lies = knobs[SYNC_LIES];
     if ((delay || error || lies) && concerns(file)) {
         __sync_fetch_and_add(&knobs[SYNC_HITS], 1);
-        if (delay) usleep(delay);
+        if (delay) wait_long();
         if (error) { errno = error; return -1; }
         if (lies) return 0;
     }

@@ -55,16 +55,16 @@ pub const CATALOGUE: &[Row] = &[
     row(
         "F2",
         "kill -9 of a standby, of a majority, of all masters",
-        "standby: no call fails; majority: nothing is acknowledged; all: one state after the restart",
+        "standby: no call fails or waits; majority: nothing is acknowledged; all: one state after the restart",
         &["f02_a_killed_standby_costs_nobody_a_call", "f02_without_a_majority_nothing_is_acknowledged"],
     ),
     row(
         "F3",
-        "SIGSTOP of the leader, then SIGCONT",
+        "SIGSTOP of the leader for 30 ms to 2 s (30 s in the long run), then SIGCONT",
         "the woken leader answers nothing stale, nothing acknowledged is lost",
         &["f03_a_stopped_leader_that_wakes_harms_nothing", "case_010_a_stopped_leader_is_replaced_and_answers_nothing_stale_when_it_wakes"],
     ),
-    row("F4", "SIGSTOP of a standby", "no election, no failed call", &["f04_a_stopped_standby_is_not_missed"]),
+    row("F4", "SIGSTOP of a standby", "no election, no call fails or waits", &["f04_a_stopped_standby_is_not_missed"]),
     row(
         "F5",
         "the leader and a minority are cut off",
@@ -88,7 +88,7 @@ pub const CATALOGUE: &[Row] = &[
         .simulated(&["an_isolated_follower_returns_without_an_election"]),
     row(
         "F9",
-        "packets lost (5 %), late (20 to 30 ms each way)",
+        "packets lost (5 %; 1 and 30 % in the long run), late (20 to 30 ms each way; up to 500 in the long run)",
         "every answer right; one leader while the delay is below half an election timeout",
         &["f09_a_lossy_link_gives_right_answers", "f09_a_late_link_keeps_its_leader"],
     ),
@@ -117,9 +117,14 @@ pub const CATALOGUE: &[Row] = &[
     .simulated(&["nothing_is_acknowledged_after_a_failed_sync"]),
     row(
         "F14",
-        "fsync takes 200 ms longer, on a standby or the leader; a leader with 3 % of a processor",
-        "standby: nothing; leader: calls stay bounded, and it hands over to one whose disk is faster",
-        &["f14_a_slow_disk_of_a_standby_is_not_felt", "f14_a_slow_disk_of_the_leader_is_bounded", "f14_a_starved_leader_loses_nothing"],
+        "fsync takes 200 ms longer, on a standby or the leader; a standby's is not answered; a leader with 3 % of a processor",
+        "standby: no call fails or waits; leader: calls stay bounded, and it hands over to one whose disk is faster",
+        &[
+            "f14_a_slow_disk_of_a_standby_is_not_felt",
+            "f14_a_slow_disk_of_the_leader_is_bounded",
+            "f14_a_starved_leader_loses_nothing",
+            "f14_a_disk_that_does_not_answer_is_told_of",
+        ],
     )
     .simulated(&["a_leader_whose_disk_is_slow_hands_over_and_loses_nothing"]),
     row(
@@ -153,7 +158,7 @@ pub const CATALOGUE: &[Row] = &[
         "F20",
         "members change under load while the leader is killed",
         "the change completes; nothing lost; one leader",
-        &["f20_a_member_joins_while_the_leader_dies", "case_019_a_crashed_master_is_removed_and_a_fourth_takes_its_place"],
+        &["f20_a_member_joins_while_the_leader_dies", "f20_the_leader_dies_amid_the_joint_configuration", "case_019_a_crashed_master_is_removed_and_a_fourth_takes_its_place"],
     )
     .simulated(&["members_are_replaced_one_by_one_while_leaders_die_and_nothing_is_lost", "a_change_left_half_done_is_completed_by_the_next_leader"])
     .unit(&["case_018_fifty_joins_and_removals_with_forced_elections"]),

@@ -26,6 +26,10 @@ pub trait Nemesis: Send {
     fn heal(&mut self, cluster: &mut Cluster) -> Result<()>;
     /// What shows that it really happened. Asked between `inject` and `heal`.
     fn evidence(&mut self, cluster: &mut Cluster) -> Result<String>;
+    /// Whether a datanode is away or slow by it, so that what is there may be missed meanwhile.
+    fn strikes_a_datanode(&self) -> bool {
+        false
+    }
 }
 
 /// A role of a pool.
@@ -45,6 +49,11 @@ impl Who {
             Who::Datanode(at) => (cluster.datanodes.get_mut(at), "datanode", at),
         };
         found.ok_or_else(|| anyhow!("the pool has no {kind} at place {at}"))
+    }
+
+    /// Whether it is a datanode.
+    pub fn is_datanode(self) -> bool {
+        matches!(self, Who::Datanode(_))
     }
 
     /// Its name.

@@ -31,6 +31,10 @@ impl Nemesis for LinkDown {
         let address = self.0.of(cluster)?.rpc;
         lab_of(cluster)?.network().unreachable(&self.0.name(), address)
     }
+
+    fn strikes_a_datanode(&self) -> bool {
+        self.0.is_datanode()
+    }
 }
 
 /// Some pairs of roles pass each other nothing.
@@ -137,6 +141,10 @@ impl Nemesis for Throttle {
 
     fn evidence(&mut self, cluster: &mut Cluster) -> Result<String> {
         lab_of(cluster)?.network().queueing(&self.who.name())
+    }
+
+    fn strikes_a_datanode(&self) -> bool {
+        self.who.is_datanode()
     }
 }
 

@@ -38,6 +38,10 @@ impl Nemesis for Kill {
         }
         Ok(format!("{} gone by signal 9", names(&self.0)))
     }
+
+    fn strikes_a_datanode(&self) -> bool {
+        self.0.iter().any(|who| who.is_datanode())
+    }
 }
 
 /// SIGSTOP: connections stay, nothing answers. Healed by SIGCONT.
@@ -60,6 +64,10 @@ impl Nemesis for Pause {
         let process = self.0.of(cluster)?.process()?;
         ensure!(process.is_stopped()?, "{} is not stopped", self.0.name());
         Ok(format!("{} in state T", self.0.name()))
+    }
+
+    fn strikes_a_datanode(&self) -> bool {
+        self.0.is_datanode()
     }
 }
 
@@ -86,6 +94,10 @@ impl Nemesis for Wipe {
         let role = self.0.of(cluster)?;
         ensure!(!role.data_dir.exists(), "{} still exists", role.data_dir.display());
         Ok("its data directory is gone".into())
+    }
+
+    fn strikes_a_datanode(&self) -> bool {
+        self.0.is_datanode()
     }
 }
 
@@ -121,6 +133,10 @@ impl Nemesis for Flap {
     fn evidence(&mut self, _: &mut Cluster) -> Result<String> {
         ensure!(self.deaths > 0, "{} never died", self.who.name());
         Ok(format!("{} died {} times", self.who.name(), self.deaths))
+    }
+
+    fn strikes_a_datanode(&self) -> bool {
+        self.who.is_datanode()
     }
 }
 

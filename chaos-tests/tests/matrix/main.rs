@@ -4,6 +4,7 @@
 #[path = "../rig/mod.rs"]
 mod rig;
 
+mod contest;
 mod datanodes;
 mod disks;
 mod hosts;
@@ -11,6 +12,8 @@ mod members;
 mod network;
 mod processes;
 mod soak;
+
+use std::time::Duration;
 
 use anyhow::Result;
 use tidepool_chaos_tests::cluster::ClusterOptions;
@@ -22,6 +25,14 @@ use tidepool_chaos_tests::trial::Findings;
 fn rounds(few: u32) -> u32 {
     std::env::var("TIDEPOOL_MATRIX_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
 }
+
+/// Whether this is the long run, which tries what takes long or is likely to be slow on a busy host.
+fn is_full() -> bool {
+    std::env::var_os("TIDEPOOL_MATRIX_ROUNDS").is_some()
+}
+
+/// Service is to be back within a second of the loss of a leader. So many times that is no judgement of this host's speed.
+const BACK_WITHIN: Duration = Duration::from_secs(10);
 
 /// Election timeouts that a busy host does not exceed by itself: for rows where no election may happen.
 fn calm(pool: &mut ClusterOptions) {

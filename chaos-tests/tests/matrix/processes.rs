@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use tidepool_chaos_tests::admin;
+use tidepool_chaos_tests::matrix;
 use tidepool_chaos_tests::nemesis::process::{Kill, Pause};
 use tidepool_chaos_tests::trial::{Trial, WITHIN};
 use tidepool_client::PutOptions;
 
 use crate::rig::binary;
-use crate::{calm, on_loopback, rounds};
+use crate::{BACK_WITHIN, calm, is_full, on_loopback, rounds};
 
 #[test]
 fn f01_a_killed_leader_loses_nothing() {
@@ -24,7 +25,11 @@ fn f01_a_killed_leader_loses_nothing() {
             trial.heal(&mut kill)?;
             trial.whole().await?;
         }
-        trial.judge().await
+        let findings = trial.judge().await?;
+        findings.expect_back_within(BACK_WITHIN)?;
+        // What was asked for again took effect once: else the answers to those who contend for keys would not fit together (F26).
+        matrix::record("F26", &findings)?;
+        Ok(findings)
     });
 }
 
@@ -41,7 +46,7 @@ fn f02_a_killed_standby_costs_nobody_a_call() {
         trial.whole().await?;
         ensure!(trial.status().await?.term == term, "a standby's death cost an election");
         let findings = trial.judge().await?;
-        ensure!(findings.outage.failed == 0, "{} calls failed", findings.outage.failed);
+        findings.expect_unfelt()?;
         Ok(findings)
     });
 }
@@ -78,8 +83,9 @@ fn f02_without_a_majority_nothing_is_acknowledged() {
 fn f03_a_stopped_leader_that_wakes_harms_nothing() {
     on_loopback("F3", async {
         let mut trial = Trial::start(&binary(), None, |_| {}).await?;
-        // From shorter than an election timeout to longer than any lease of a leader.
-        for millis in [30, 150, 2_000] {
+        // From shorter than an election timeout to longer than any lease of a leader, or much longer.
+        let pauses: &[u64] = if is_full() { &[30, 100, 150, 1_000, 5_000, 30_000] } else { &[30, 150, 2_000] };
+        for &millis in pauses {
             let (leader, _) = trial.leader_and_standby().await?;
             let mut pause = Pause(leader);
             trial.inject(&mut pause)?;
@@ -108,7 +114,7 @@ fn f04_a_stopped_standby_is_not_missed() {
         ensure!(after.term == term && after.role == "leader", "an election: {} in term {}", after.role, after.term);
         ensure!(trial.cluster.leader(WITHIN).await.is_ok(), "nobody leads");
         let findings = trial.judge().await?;
-        ensure!(findings.outage.failed == 0, "{} calls failed", findings.outage.failed);
+        findings.expect_unfelt()?;
         Ok(findings)
     });
 }

@@ -111,6 +111,7 @@ pub fn load(pool: &Pool, rate_per_s: f64) -> Fleet {
         deadline: Duration::from_secs(10),
         replica_num: 1,
         recent_bytes: 8 << 20,
+        bulk: None,
     })
     .expect("the load starts")
 }

@@ -348,6 +348,15 @@ impl Shards {
         shard.attach(hash, at.slot());
     }
 
+    /// Puts a detached record under its key in the place of the one that has it, in one step: whoever looks finds the one or the other.
+    pub(super) fn switch(&self, from: Location, to: Location) {
+        assert_eq!(from.shard(), to.shard(), "two records of one key lie in its shard");
+        let mut shard = self.write(to.shard());
+        let hash = shard.record(to.slot()).map(|r| self.hash(r.tenant, &r.key)).expect("the caller found it");
+        let mut place = shard.table.find_entry(hash, |&slot| slot == from.slot()).expect("a key has its record");
+        *place.get_mut() = to.slot();
+    }
+
     /// Takes a record out.
     pub(super) fn remove(&self, at: Location) -> Option<Record> {
         let mut shard = self.write(at.shard());

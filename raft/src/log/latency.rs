@@ -46,6 +46,11 @@ impl<C: Config> AppendLatency<C> {
         times.newest = times.begun.take().map(|begun| (begun.elapsed(), C::now()));
     }
 
+    /// Of the append under way; none: there is none.
+    pub(super) fn pending(&self) -> Option<Duration> {
+        self.0.lock().begun.as_ref().map(|begun| begun.elapsed())
+    }
+
     /// Of the append that ended last, or of the one under way if that takes longer already; zero when nothing was appended of late.
     pub(crate) fn now(&self) -> Duration {
         let times = self.0.lock();

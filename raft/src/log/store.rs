@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use super::disk::{Disk, StoreId};
 use super::error::{LogFailure, OpenLogError};
 use super::flusher::{Flusher, Shared};
+use super::hanging;
 use super::latency::AppendLatency;
 use super::metrics::LogMetrics;
 use super::recovery::{OpenReport, recover};
@@ -74,6 +75,8 @@ impl<C: Config> Debug for LogStore<C> {
 /// Ends the flusher with the last handle.
 struct Life<C: Config> {
     shared: Arc<Shared<C>>,
+    /// Gone with the store, for who watches it without keeping it open.
+    _open: Arc<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -91,7 +94,7 @@ impl<C: Config> Drop for Life<C> {
 }
 
 impl<C: Config> LogStore<C> {
-    /// Verifies everything on `disk` and starts the flusher. `path` is for messages only.
+    /// Verifies everything on `disk` and starts the flusher, within a runtime. `path` is for messages only.
     pub fn open(
         disk: Arc<dyn Disk>,
         path: &Path,
@@ -105,11 +108,13 @@ impl<C: Config> LogStore<C> {
         }
         let state: State<C> = State::new(&report, options.cache_bytes);
         let next = state.tail.next();
+        let (latency, open) = (AppendLatency::new(), Arc::new(()));
+        hanging::register(registry, latency.clone())?;
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             disk,
             metrics: LogMetrics::register(registry)?,
-            latency: AppendLatency::new(),
+            latency: latency.clone(),
             work: Condvar::new(),
             work_async: Notify::new(),
             room: Notify::new(),
@@ -118,6 +123,7 @@ impl<C: Config> LogStore<C> {
         let flusher = Flusher::new(shared.clone(), next);
         let thread = match options.flushing {
             Flushing::Thread => {
+                hanging::watch(latency, path, Arc::downgrade(&open));
                 let builder = std::thread::Builder::new().name("raft-log".to_owned());
                 Some(builder.spawn(move || flusher.run_thread()).map_err(OpenLogError::Thread)?)
             }
@@ -127,7 +133,7 @@ impl<C: Config> LogStore<C> {
                 None
             }
         };
-        let life = Arc::new(Life { shared: shared.clone(), thread });
+        let life = Arc::new(Life { shared: shared.clone(), _open: open, thread });
         Ok((LogStore { shared, life }, report))
     }
 

@@ -72,8 +72,8 @@ impl Apply<'_> {
             self.release_granted(end.object, replica, bytes, &ends);
         }
         if let Some(old) = open.replaces {
+            self.shards.switch(self.core.index[&old], at);
             self.retire_object(old, RetireMode::RetireOnly);
-            self.shards.attach(at);
             if let Some(name) = completed.group() {
                 self.core.groups.promote(&(completed.tenant, name.clone()), end.object, Joins::Finished);
             }

@@ -1,7 +1,8 @@
-//! Who reads while one op changes very many objects: it gets in between two of them.
+//! Who reads while ops are applied: it gets in between two of the very many objects that one op changes, and finds no key between its old and
+//! its new value.
 
 use super::world::{World, end};
-use crate::directory::{Entry, FEATURE_LEVEL, Op, Outcome, ReplicaEnd, RetireMode};
+use crate::directory::{Entry, FEATURE_LEVEL, Op, Outcome, PutStart, ReplicaEnd, RetireMode, TenantId, Turn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidepool_proto::{LogTime, ObjectId};
 
@@ -68,4 +69,45 @@ fn readers_get_in_while_many_objects_are_retired() {
         is_seen_half_done(&world, Op::Retire { objects, mode: RetireMode::RetireOnly })
     };
     assert!((0..TRIES).any(retired));
+}
+
+/// Times that a key is replaced.
+const REPLACED: u64 = 20_000;
+
+/// W7: the key has its old value until it has the new one. A simulation, which has one thread, cannot see between two locks.
+#[test]
+fn a_key_that_is_replaced_is_found_at_every_moment() {
+    let (mut world, _, session) = World::with_nodes(1, 1 << 30);
+    let first = world.put_op(session, "k", 100);
+    let grant = world.granted(first);
+    world.apply_unchecked(&[Op::PutEnd(end(session, &grant, ReplicaEnd::Stored))]);
+    let starts: Vec<PutStart<'_>> = (1..=REPLACED)
+        .map(|n| PutStart { upsert: Some(Turn { sequence: n, floor: n }), ..world.upsert_op(session, n, "k", 100) })
+        .collect();
+    let (is_done, mut index) = (AtomicBool::new(false), world.log.len() as u64);
+    let mut apply = |op: Op<'_>| {
+        index += 1;
+        let entry = Entry { feature_level: FEATURE_LEVEL, log_time: LogTime(world.time_ms), ops: vec![op] };
+        world.directory.apply_entry(index, 1, &entry).pop().expect("an op has an outcome")
+    };
+    let (looks, missed) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut looks, mut missed) = (0u64, 0u64);
+            while !is_done.load(Ordering::Acquire) {
+                looks += 1;
+                missed += u64::from(world.directory.with_object(TenantId::DEFAULT, b"k", |found| found.is_none()));
+            }
+            (looks, missed)
+        });
+        for start in starts {
+            let Outcome::Granted(grant) = apply(Op::PutStart(start)) else { panic!("no grant") };
+            let ended = apply(Op::PutEnd(end(session, &grant, ReplicaEnd::Stored)));
+            assert!(matches!(ended, Outcome::Ended { replaced: Some(_), .. }), "{ended:?}");
+        }
+        is_done.store(true, Ordering::Release);
+        reader.join().unwrap()
+    });
+    world.directory.check_invariants().unwrap();
+    println!("{looks} looks");
+    assert_eq!(missed, 0, "of {looks} looks");
 }

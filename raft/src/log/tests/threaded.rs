@@ -51,17 +51,18 @@ async fn closing_writes_what_was_queued() {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// Runs a hook in the middle of a read, or before a write takes effect: the first hook for the first one, and so on.
+/// Runs a hook in the middle of a read, or before a write or a sync takes effect: the first hook for the first one, and so on.
 struct Interrupted {
     disk: SimulatedDisk,
     reads: Mutex<VecDeque<Hook>>,
     writes: Mutex<VecDeque<Hook>>,
+    syncs: Mutex<VecDeque<Hook>>,
 }
 
 impl Interrupted {
     fn new() -> Arc<Interrupted> {
         let disk = SimulatedDisk::new(StoreId(1));
-        Arc::new(Interrupted { disk, reads: Mutex::default(), writes: Mutex::default() })
+        Arc::new(Interrupted { disk, reads: Mutex::default(), writes: Mutex::default(), syncs: Mutex::default() })
     }
 
     fn run_next(hooks: &Mutex<VecDeque<Hook>>) {
@@ -81,6 +82,7 @@ impl Disk for Interrupted {
         self.disk.write(batch)
     }
     fn sync(&self) -> io::Result<()> {
+        Self::run_next(&self.syncs);
         self.disk.sync()
     }
     fn read(&self, range: Range<u64>, bytes_max: usize) -> io::Result<Vec<(u64, Bytes)>> {
@@ -157,4 +159,31 @@ async fn a_read_from_the_disk_holds_up_no_async_thread() {
     let other = tokio::spawn(async move { other_work.send(()).expect("the disk waits") });
     assert_eq!(log_of(&mut store).await.len(), 10);
     other.await.expect("it ran");
+}
+
+/// A sync that the disk does not answer is shown for as long as it lasts, and no longer.
+#[tokio::test]
+async fn a_sync_that_hangs_shows_in_the_metrics() {
+    const PENDING: &str = "tidepool_raft_sync_pending_seconds";
+    let disk = Interrupted::new();
+    let (options, _) = options(Flushing::Thread, 0);
+    let registry = Registry::new();
+    let (mut store, _): (LogStore<Tokio>, _) =
+        LogStore::open(disk.clone(), Path::new("simulated"), options, &registry).expect("opens");
+    append(&mut store, vec![entry(1, 0)]).await.expect("appends");
+    assert_eq!(metric(&registry, PENDING), 0.0);
+    let (answer, answered) = std::sync::mpsc::channel::<()>();
+    let limit = std::time::Duration::from_secs(30);
+    disk.syncs.lock().push_back(Box::new(move || answered.recv_timeout(limit).expect("the test answers")));
+    let appended = submit(&mut store, vec![entry(1, 1)]).await.expect("accepted");
+    let (mut before, mut grown) = (0.0, 0);
+    while grown < 3 {
+        let now = metric(&registry, PENDING);
+        grown += u32::from(now > before);
+        before = now;
+        tokio::task::yield_now().await;
+    }
+    answer.send(()).expect("the disk waits");
+    appended.await.expect("answered").expect("appends");
+    assert_eq!(metric(&registry, PENDING), 0.0);
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::history::{Call, Event, Value, object_of};
+use crate::event::{Call, Event, Value, object_of};
 
 /// Steps of one key's search, after which it is given up.
 pub const STEPS_MAX: u64 = 3_000_000;
@@ -122,26 +122,15 @@ pub fn judge_all(calls: &[Call]) -> (Option<(u64, Vec<Call>)>, u64) {
     (None, undecided)
 }
 
-/// As few of the calls as are still wrong together: what a person reads.
+/// As few of the calls as are still wrong together, as far as looks can be left out: what a person reads. What changes the key stays, since
+/// what a change explains would be another mistake without it.
 pub fn minimal(calls: &[Call]) -> Vec<Call> {
     let mut kept = calls.to_vec();
     let is_wrong = |calls: &[Call]| matches!(judge(calls), Verdict::Violated(_));
     let mut i = 0;
     while i < kept.len() {
         let mut fewer = kept.clone();
-        // Without the restore what it took away is another mistake.
-        if matches!(fewer.remove(i).event, Event::Restored(_)) {
-            i += 1;
-            continue;
-        }
-        // Without its put a value was never there: that is another mistake than the one that is shown.
-        let is_needed = |call: &Call| match call.event {
-            Event::Got(v) | Event::Dropped(v) | Event::Hidden(v) | Event::Shown(v) => {
-                fewer.iter().any(|c| c.event == Event::Put(v) || c.event == Event::Upsert(v))
-            }
-            _ => true,
-        };
-        match is_wrong(&fewer) && fewer.iter().all(is_needed) {
+        match fewer.remove(i).event.only_looks() && is_wrong(&fewer) {
             true => kept = fewer,
             false => i += 1,
         }
