@@ -100,6 +100,15 @@ def test_sizes(text, size):
     assert parse_size(text) == size
 
 
+@pytest.mark.parametrize(("size", "code"), [("16MB", 0), ("16 MB", 0), (16 << 20, 0), ("50%", -600), ("512", -600)])
+@pytest.mark.parametrize("name", ["global_segment_size", "local_buffer_size"])
+def test_sizes_of_a_dict_are_what_is_set_up(cluster, name, size, code):
+    store = MooncakeDistributedStore()
+    told = {**TOLD, "master_server_addr": cluster.addresses, "global_segment_size": 0, name: size}
+    assert store.setup(told) == code
+    store.close()
+
+
 @pytest.mark.parametrize("text", ["50%", "", "MB", "-1", "1 XB", "1e", "1e999", "e9", None, True])
 def test_what_is_no_size(text):
     with pytest.raises(ValueError):
