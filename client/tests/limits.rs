@@ -51,3 +51,32 @@ async fn a_put_that_fits_nowhere_is_not_tried_again() {
     assert_eq!((error.code(), error.code().mooncake()), (ErrorCode::FitsNowhere, -200));
     assert_eq!(cluster.directory.seen("put_start"), 1);
 }
+
+/// A tenant that lets nothing of its own be evicted for a put: only the caller can make room, so it hears of it at once. Where the
+/// masters advise to come again the put is repeated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_over_a_quota_is_repeated_only_when_the_masters_advise_it() {
+    let cluster = FakeCluster::start(1, 1);
+    let client = cluster.client().await;
+    cluster.directory.with(|state| {
+        state.nodes.clear();
+        (state.no_room, state.no_room_advice_ms) = (ErrorCode::TenantQuotaExceeded, 0);
+    });
+    for replace in [false, true] {
+        let asked = cluster.directory.seen("put_start");
+        let options = PutOptions { deadline: Some(Duration::from_secs(600)), replace, ..PutOptions::default() };
+        let error = client.put("k", "v", options).await.unwrap_err();
+        assert_eq!((error.code(), error.code().mooncake()), (ErrorCode::TenantQuotaExceeded, -1700));
+        assert_eq!(cluster.directory.seen("put_start"), asked + 1);
+    }
+    cluster.directory.with(|state| state.no_room_advice_ms = 5);
+    let asked = cluster.directory.seen("put_start");
+    let put = tokio::spawn({
+        let client = client.clone();
+        let options = PutOptions { deadline: Some(Duration::from_secs(60)), ..PutOptions::default() };
+        async move { client.put("k", "v", options).await }
+    });
+    eventually("it is repeated", || cluster.directory.seen("put_start") >= asked + 3).await;
+    cluster.directory.with(|state| state.nodes = cluster.nodes.addresses());
+    assert_eq!(put.await.unwrap().unwrap().copies, 1);
+}

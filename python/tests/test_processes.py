@@ -115,6 +115,31 @@ def test_a_close_beside_calls_of_other_threads_ends(pool, key):
     assert out.split() == ["done"]
 
 
+def test_a_close_of_a_node_beside_looks_at_it_ends(pool):
+    """The same of a node that leaves."""
+    out = run(
+        """
+        import sys, threading, tidepool
+        for _ in range(5):
+            node, over = tidepool.LocalNode(sys.argv[1], 1 << 20), threading.Event()
+            def look():
+                while not over.is_set():
+                    node.ready()
+            threads = [threading.Thread(target=look) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            node.close()
+            over.set()
+            for thread in threads:
+                thread.join()
+            assert not node.ready()
+        print("done")
+        """,
+        pool.masters,
+    )
+    assert out.split() == ["done"]
+
+
 #: Calls that a Ctrl-C must end, made while the masters of `masters` answer.
 INTERRUPTED = {
     "connect": "call = lambda: tidepool.Store(masters, connect_deadline=60)",
