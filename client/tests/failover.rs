@@ -197,8 +197,8 @@ async fn a_remove_is_not_repeated_in_another_session() {
     client.remove("k", RemoveMode::RespectLease, None).await.unwrap();
 }
 
-/// A session that ends between two calls, or while one is on its way, is refused item by item: the client greets again, once, and
-/// goes on in another one.
+/// A session that ends between two calls, or while one is on its way, is refused item by item: the client greets again and goes on
+/// in another one. Tried without the greeting, after a put and after a remove: fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_whose_items_are_refused_for_its_session_greets_again() {
     let cluster = FakeCluster::start(1, 1);

@@ -13,7 +13,7 @@ use tidepool_proto::OUTCOMES_PER_SESSION_MAX;
 const BATCH: usize = 64;
 
 /// Masters keep so many outcomes of one client's removes, from the oldest unanswered one on, and refuse what is beyond. The
-/// client waits instead, and goes on when the oldest has ended.
+/// client waits instead, and goes on when the oldest has ended. Tried without the window: fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removes_too_far_from_the_oldest_unanswered_one_wait() {
     let cluster = FakeCluster::start(1, 1);
@@ -37,7 +37,7 @@ async fn removes_too_far_from_the_oldest_unanswered_one_wait() {
     assert_eq!(cluster.directory.with(|state| state.removals_refused), 0);
 }
 
-/// What fits nowhere is asked once.
+/// What fits nowhere is asked once. Tried with another try: it does not end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_that_fits_nowhere_is_not_tried_again() {
     let cluster = FakeCluster::start(1, 1);
@@ -53,7 +53,7 @@ async fn a_put_that_fits_nowhere_is_not_tried_again() {
 }
 
 /// A tenant that lets nothing of its own be evicted for a put: only the caller can make room, so it hears of it at once. Where the
-/// masters advise to come again the put is repeated.
+/// masters advise to come again the put is repeated. Tried with one more try always: it does not end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_over_a_quota_is_repeated_only_when_the_masters_advise_it() {
     let cluster = FakeCluster::start(1, 1);

@@ -42,7 +42,8 @@ async fn calls_side_by_side_are_granted_no_more_than_their_client_may_have() {
     }
 }
 
-/// Room that no eviction makes is said at once, with a code that clients do not repeat; room that may come is not.
+/// Room that no eviction makes is said at once, with a code that clients do not repeat; room that may come is not. Tried without the
+/// look at what is mounted: the calls wait, and the test does not end.
 #[tokio::test]
 async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
     let quorum = Quorum::start(|options| {
@@ -88,7 +89,8 @@ async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
     assert_eq!(code(&error), ErrorCode::FitsNowhere, "{error:?}");
 }
 
-/// What is mounted since a moment ago may not be all that there will be: then a put waits, and is told to come again.
+/// What is mounted since a moment ago may not be all that there will be: then a put waits, and is told to come again. Tried without
+/// the time: fails.
 #[tokio::test]
 async fn what_is_not_mounted_for_long_enough_is_not_all_that_there_is() {
     let quorum = Quorum::start(|options| options.fits_nowhere_after = Duration::from_secs(3_600)).await;
@@ -99,7 +101,8 @@ async fn what_is_not_mounted_for_long_enough_is_not_all_that_there_is() {
     assert_eq!(code(&error), ErrorCode::NoSpace, "{error:?}");
 }
 
-/// A tenant that refuses is told so without advice to come again; one that evicts, whose objects all are leased, with it.
+/// A tenant that refuses is told so without advice to come again; one that evicts, whose objects all are leased, with it. Tried with
+/// advice for both: fails.
 #[tokio::test]
 async fn only_a_tenant_that_evicts_its_own_is_advised_to_come_again() {
     let quorum = Quorum::start(|_| {}).await;
@@ -128,7 +131,7 @@ async fn only_a_tenant_that_evicts_its_own_is_advised_to_come_again() {
 }
 
 /// What is larger than its tenant's whole quota is told so at once, by a code that clients do not repeat; what is within the quota
-/// is told to come again, or stored.
+/// is told to come again, or stored. Tried without the look at the quota: it waits, and the test does not end.
 #[tokio::test]
 async fn what_no_quota_can_hold_is_said_at_once() {
     let quorum = Quorum::start(|_| {}).await;

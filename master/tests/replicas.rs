@@ -491,7 +491,8 @@ async fn a_late_duplicate_of_a_clear_leaves_the_newer_object() {
     assert_eq!(clear(&mut client, 0, 0).await.expect("cleared"), [1, 0]);
 }
 
-/// Copies on nodes that the reader suspects are not named, but counted: so it knows whether there is something to turn to.
+/// Copies on nodes that the reader suspects are not named, but counted: so it knows whether there is something to turn to. Tried
+/// without the count: fails.
 #[tokio::test]
 async fn copies_on_suspects_are_counted_and_not_named() {
     let quorum = Quorum::start(|_| {}).await;

@@ -268,7 +268,8 @@ def test_case_085_a_stuck_datanode_ends_a_call_by_its_deadline(tmp_path, monkeyp
 
 
 def test_an_object_that_is_still_being_put_is_not_removed(tmp_path, monkeypatch):
-    """The put of one store waits for a datanode that is stopped; another store may not take its key away."""
+    """The put of one store waits for a datanode that is stopped; another store may not take its key away. Tried with -704 in place of
+    -703: fails."""
     monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "20000")
     own = Cluster(tmp_path, datanodes=1)
     one, two = MooncakeDistributedStore(), MooncakeDistributedStore()
