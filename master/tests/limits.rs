@@ -43,7 +43,7 @@ async fn calls_side_by_side_are_granted_no_more_than_their_client_may_have() {
 }
 
 /// Room that no eviction makes is said at once, with a code that clients do not repeat; room that may come is not. Tried without the
-/// look at what is mounted: the calls wait, and the test does not end.
+/// look at what is mounted: fails.
 #[tokio::test]
 async fn what_fits_nowhere_is_said_at_once_and_only_of_what_is_mounted() {
     let quorum = Quorum::start(|options| {
