@@ -32,6 +32,12 @@ pub(crate) struct Fetch {
     tried: u64,
     /// Which of `located.replicas` to read next.
     chosen: Option<usize>,
+    /// A copy was read, or tried to be, since the call began.
+    was_tried: bool,
+    /// Nodes that kept the call waiting, for nothing.
+    kept_waiting: Vec<u64>,
+    /// No copy on a node that is well could be read: those on suspects are read too.
+    pub(crate) is_last_resort: bool,
     /// The last failure.
     pub(crate) failure: Option<Error>,
     /// How long the last failed attempt took.
@@ -45,9 +51,21 @@ pub(crate) struct Located {
     /// The present one; an object of before a restore has its own.
     pub(crate) history: History,
     pub(crate) replicas: Vec<v1::Replica>,
+    /// Copies that the master did not name, on nodes that this client suspects.
+    pub(crate) suspect_copies: u32,
     pub(crate) nodes: Arc<HashMap<u64, Node>>,
     /// None: there is no lease (R1).
     pub(crate) lease_ends: Option<BootInstant>,
+}
+
+/// What there is beside the chosen copy, should that one keep the call waiting.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Beside {
+    /// A copy on a node that is well, as far as this client knows.
+    Well,
+    /// Copies on nodes that this client suspects; one may be well again.
+    Suspect,
+    Nothing,
 }
 
 impl Fetch {
@@ -60,6 +78,9 @@ impl Fetch {
             located: None,
             tried: 0,
             chosen: None,
+            was_tried: false,
+            kept_waiting: Vec::new(),
+            is_last_resort: false,
             failure: None,
             took: Duration::ZERO,
         }
@@ -105,8 +126,8 @@ impl Fetch {
         }
     }
 
-    /// Picks the replica to read: not tried, not suspect, memory before disk, this host before others, and otherwise
-    /// each in turn, so that the reads of one object are spread over its replicas. False when none is left.
+    /// Picks the replica to read: not tried, not suspect (as a last resort: suspects last), memory before disk, this host before
+    /// others, and otherwise each in turn, so that the reads of one object are spread over its replicas. False when none is left.
     pub(crate) fn choose(&mut self, suspects: &Suspects, host_id: &str) -> bool {
         let Some(located) = &self.located else { return false };
         let spread = TURN.fetch_add(TURN_STEP, Ordering::Relaxed) >> 33;
@@ -117,24 +138,70 @@ impl Fetch {
             .enumerate()
             .filter(|(i, _)| self.tried & bit(*i) == 0)
             .filter_map(|(i, replica)| Some((i, replica, located.nodes.get(&replica.node_id)?)))
-            .filter(|(_, replica, _)| !suspects.contains(replica.node_id))
-            .min_by_key(|(i, replica, node)| {
+            .map(|(i, replica, node)| (i, replica, node, suspects.contains(replica.node_id)))
+            .filter(|(_, replica, _, suspect)| !suspect || self.may_ask_suspect(replica.node_id))
+            .min_by_key(|(i, replica, node, suspect)| {
                 let near = !host_id.is_empty() && node.host_id == host_id;
                 let in_memory = replica.kind() == v1::ReplicaKind::Memory;
-                (!in_memory, !near, (*i as u64).wrapping_add(spread) % count)
+                (*suspect, !in_memory, !near, (*i as u64).wrapping_add(spread) % count)
             })
-            .map(|(i, _, _)| i);
+            .map(|(i, ..)| i);
         self.tried |= best.map_or(0, bit);
         self.chosen = best;
+        self.was_tried |= best.is_some();
         self.chosen.is_some()
     }
 
-    /// Whether there is another copy to turn to if the chosen one keeps us waiting.
-    pub(crate) fn has_alternative(&self, suspects: &Suspects) -> bool {
-        self.located.as_ref().is_some_and(|located| {
-            let untried = located.replicas.iter().enumerate().filter(|(i, _)| self.tried & bit(*i) == 0);
-            untried.into_iter().any(|(_, replica)| !suspects.contains(replica.node_id))
-        })
+    fn may_ask_suspect(&self, node: u64) -> bool {
+        self.is_last_resort && !self.kept_waiting.contains(&node)
+    }
+
+    /// Which other copies there are to turn to if the chosen one keeps us waiting.
+    pub(crate) fn beside(&self, suspects: &Suspects) -> Beside {
+        let Some(located) = &self.located else { return Beside::Nothing };
+        let mut beside = if located.suspect_copies > 0 { Beside::Suspect } else { Beside::Nothing };
+        for (i, replica) in located.replicas.iter().enumerate() {
+            let is_untried = self.tried & bit(i) == 0;
+            if !suspects.contains(replica.node_id) {
+                if is_untried {
+                    return Beside::Well;
+                }
+            } else if (is_untried || !self.is_last_resort && self.chosen != Some(i))
+                && !self.kept_waiting.contains(&replica.node_id)
+            {
+                beside = Beside::Suspect;
+            }
+        }
+        beside
+    }
+
+    /// What there will be beside the copy that is chosen first.
+    pub(crate) fn outlook(&self, suspects: &Suspects) -> Beside {
+        let Some(located) = &self.located else { return Beside::Nothing };
+        let well = located.replicas.iter().filter(|replica| !suspects.contains(replica.node_id)).count();
+        match (well, located.suspect_copies) {
+            (2.., _) => Beside::Well,
+            (_, 0) => Beside::Nothing,
+            _ => Beside::Suspect,
+        }
+    }
+
+    /// A node kept the call waiting and did not answer.
+    pub(crate) fn note_waiting(&mut self, node: u64) {
+        if !self.kept_waiting.contains(&node) {
+            self.kept_waiting.push(node);
+        }
+    }
+
+    /// Nodes that kept the call waiting.
+    pub(crate) fn kept_waiting(&self) -> &[u64] {
+        &self.kept_waiting
+    }
+
+    /// Before the directory is asked again: whether copies on suspects are all that is left. Not of an object of which no copy was
+    /// tried: suspects are not asked before others were.
+    pub(crate) fn resort_to_suspects(&mut self, suspects: &Suspects) {
+        self.is_last_resort = self.was_tried && self.beside(suspects) == Beside::Suspect;
     }
 
     /// No replica is left: what the caller is told if asking again does not help.
@@ -187,6 +254,11 @@ impl Fetch {
     pub(crate) fn restored_in_vain(&self) -> Option<&Error> {
         let restored = self.located.as_ref().is_some_and(|located| located.expected.history != located.history);
         self.failure.as_ref().filter(|error| restored && error.code() == ErrorCode::ChecksumMismatch)
+    }
+
+    /// What the caller gets when the directory did not say where it is: what went wrong before tells more.
+    pub(crate) fn not_located(self, error: &Error) -> (usize, Result<Delivered, Error>) {
+        (self.position, Err(self.failure.unwrap_or_else(|| error.clone())))
     }
 
     /// What the caller gets when nothing helped.

@@ -5,6 +5,7 @@
 //! the node depends on the lease: bytes read after it may rightly be another object's (L4), so those are
 //! LEASE_EXPIRED and reported to nobody (R3).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tidepool_transport::LocalMut;
 use crate::backoff::Backoff;
 use crate::call::{Answer, Caller, malformed};
 use crate::deadline::Deadline;
-use crate::fetch::{Fetch, Located};
+use crate::fetch::{Beside, Fetch, Located};
 use crate::landing::{Delivered, Destination, Expected};
 use crate::lookup::{by_code, complete, split};
 use crate::metrics::Metrics;
@@ -83,6 +84,8 @@ impl From<Destination> for Wish {
     }
 }
 
+type Results = Vec<(usize, Result<Delivered, Error>)>;
+
 /// The gets of one client.
 pub(crate) struct Getter {
     pub(crate) caller: Arc<Caller>,
@@ -125,38 +128,60 @@ impl Getter {
         results
     }
 
-    async fn get_chunk(&self, mut fetches: Vec<Fetch>, deadline: Deadline) -> Vec<(usize, Result<Delivered, Error>)> {
-        let mut done = Vec::with_capacity(fetches.len());
+    async fn get_chunk(&self, fetches: Vec<Fetch>, deadline: Deadline) -> Results {
         let mut held = self.releaser.hold();
-        for pass in 0..LOCATE_PASSES {
-            if pass > 0 {
-                self.metrics.get_relocations.add(fetches.len() as u64);
-            }
-            let located = match self.locate(&fetches, deadline).await {
-                Ok(located) => located,
-                Err(error) => {
-                    done.extend(fetches.into_iter().map(|f| {
-                        let error = f.failure.unwrap_or_else(|| error.clone());
-                        (f.position, Err(error))
-                    }));
-                    return done;
-                }
-            };
-            let (readable, refused) = self.place(fetches, located, &mut held);
-            done.extend(refused);
+        let located = match self.locate(&fetches, deadline).await {
+            Ok(located) => located,
+            Err(error) => return fetches.into_iter().map(|fetch| fetch.not_located(&error)).collect(),
+        };
+        let (readable, mut done) = self.place(fetches, located, &mut held);
+        let outlook = |fetch: &Fetch| fetch.outlook(&self.suspects);
+        let first = readable.first().map(outlook);
+        if readable.iter().all(|fetch| Some(outlook(fetch)) == first) {
+            done.extend(self.read_or_relocate(readable, deadline).await);
+            return done;
+        }
+        // A key whose only node is waited for to the end holds up none that has others to turn to.
+        let mut groups: BTreeMap<Beside, Vec<Fetch>> = BTreeMap::new();
+        for fetch in readable {
+            groups.entry(outlook(&fetch)).or_default().push(fetch);
+        }
+        for part in join_all(groups.into_values().map(|group| self.read_or_relocate(group, deadline))).await {
+            done.extend(part);
+        }
+        done
+    }
+
+    /// Reads what was located; asks the directory once more for what failed.
+    async fn read_or_relocate(&self, mut readable: Vec<Fetch>, deadline: Deadline) -> Results {
+        let mut done = Vec::with_capacity(readable.len());
+        let mut held = self.releaser.hold();
+        for pass in 1..=LOCATE_PASSES {
             let (delivered, failed) = self.read_all(readable, deadline).await;
             done.extend(delivered);
-            let (again, lost): (Vec<Fetch>, Vec<Fetch>) =
-                failed.into_iter().partition(|f| pass + 1 < LOCATE_PASSES && f.may_relocate() && !deadline.expired());
+            let (mut again, lost): (Vec<Fetch>, Vec<Fetch>) =
+                failed.into_iter().partition(|f| pass < LOCATE_PASSES && f.may_relocate() && !deadline.expired());
             done.extend(lost.into_iter().map(|fetch| {
                 if let Some(error) = fetch.restored_in_vain() {
                     self.unreadable.note(object::key_hash(&self.caller.tenant, &fetch.key), error);
                 }
                 fetch.into_failure()
             }));
-            fetches = again;
-            if fetches.is_empty() {
+            if again.is_empty() {
                 break;
+            }
+            self.metrics.get_relocations.add(again.len() as u64);
+            again.iter_mut().for_each(|fetch| fetch.resort_to_suspects(&self.suspects));
+            match self.locate(&again, deadline).await {
+                Ok(located) => {
+                    let (next, refused) = self.place(again, located, &mut held);
+                    done.extend(refused);
+                    readable = next;
+                }
+                Err(error) => {
+                    done.extend(again.into_iter().map(|fetch| fetch.not_located(&error)));
+                    break;
+                }
             }
         }
         done
@@ -165,6 +190,12 @@ impl Getter {
     /// Asks where the objects are.
     async fn locate(&self, fetches: &[Fetch], deadline: Deadline) -> Result<(Answer, v1::LocateResponse), Error> {
         let keys = v1::Keys::pack(fetches.iter().map(|f| &f.key));
+        let shunned = || match fetches.iter().any(|f| f.is_last_resort) {
+            true => {
+                fetches.iter().flat_map(Fetch::kept_waiting).copied().collect::<BTreeSet<u64>>().into_iter().collect()
+            }
+            false => self.suspects.list(),
+        };
         let mut answer = self
             .caller
             .call("locate", deadline, |_| {
@@ -175,7 +206,7 @@ impl Getter {
                     keys: Some(keys.clone()),
                     lease_mode: v1::LeaseMode::Grant as i32,
                     lease_ttl_ms: u32::try_from(lease_ttl_ms).unwrap_or(u32::MAX),
-                    suspect_nodes: self.suspects.list(),
+                    suspect_nodes: shunned(),
                 })
             })
             .await
@@ -190,13 +221,12 @@ impl Getter {
     }
 
     /// Gives each fetch its replicas, or its refusal.
-    #[allow(clippy::type_complexity)]
     fn place(
         &self,
         fetches: Vec<Fetch>,
         (answer, located): (Answer, v1::LocateResponse),
         held: &mut Held,
-    ) -> (Vec<Fetch>, Vec<(usize, Result<Delivered, Error>)>) {
+    ) -> (Vec<Fetch>, Results) {
         let nodes = Arc::new(nodes::index(located.nodes));
         let (mut readable, mut refused) = (Vec::with_capacity(fetches.len()), Vec::new());
         for (mut fetch, object) in fetches.into_iter().zip(located.objects) {
@@ -234,6 +264,7 @@ impl Getter {
                 cluster: answer.leader.cluster,
                 history: answer.leader.history,
                 replicas: object.replicas,
+                suspect_copies: object.suspect_copies,
                 nodes: nodes.clone(),
                 lease_ends: (!lease.is_zero()).then(|| answer.sent.after(holder_share(lease))),
             });
@@ -243,12 +274,7 @@ impl Getter {
     }
 
     /// Reads from one replica after the other until none is left to try.
-    #[allow(clippy::type_complexity)]
-    async fn read_all(
-        &self,
-        mut fetches: Vec<Fetch>,
-        deadline: Deadline,
-    ) -> (Vec<(usize, Result<Delivered, Error>)>, Vec<Fetch>) {
+    async fn read_all(&self, mut fetches: Vec<Fetch>, deadline: Deadline) -> (Results, Vec<Fetch>) {
         let (mut delivered, mut failed) = (Vec::with_capacity(fetches.len()), Vec::new());
         let mut reports = Reports::default();
         let mut backoff = Backoff::new();

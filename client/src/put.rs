@@ -311,6 +311,7 @@ impl Putter {
         let mut settled = Settled::default();
         let mut granted = Vec::with_capacity(pending.len());
         let mut open = OpenGrants::new(self.caller.clone(), &leader);
+        let mut session_lost = false;
         for (mut item, grant) in pending.into_iter().zip(start.grants) {
             match grant.error {
                 None => {
@@ -323,13 +324,18 @@ impl Putter {
                         let outcome = PutOutcome { copies: 0, already_existed: true, object_id: 0 };
                         settled.done.push((item.position, Ok(outcome)));
                     }
-                    code if code.is_retryable() => {
+                    code if is_worth_repeating(code, &error) => {
+                        session_lost |= code == ErrorCode::SessionUnknown;
                         item.failure = Some(error.into());
                         settled.again.push(item);
                     }
                     _ => settled.done.push((item.position, Err(error.into()))),
                 },
             }
+        }
+        if session_lost {
+            // Greeted again, the leader opens another one.
+            self.caller.quorum.retract(&leader);
         }
         if !granted.is_empty() {
             let written = self.writer.write(granted, tables, &leader, &nodes, copies, deadline, &open).await;
@@ -420,6 +426,15 @@ impl Putter {
                 Err(_) => self.metrics.puts_failed.add(1),
             }
         }
+    }
+}
+
+/// Whether the same item may be granted in a moment. Of a quota only the masters know: they advise to come again where something
+/// of the tenant's own may make room, and say nothing where the tenant does not want that.
+fn is_worth_repeating(code: ErrorCode, error: &v1::ItemError) -> bool {
+    match code {
+        ErrorCode::TenantQuotaExceeded => error.retry_after_ms > 0,
+        code => code.is_retryable(),
     }
 }
 

@@ -9,7 +9,7 @@ use tidepool_proto::{Address, Error, ErrorCode};
 use tidepool_transport::{Engine, ReadAccess, ReadItem};
 
 use crate::deadline::Deadline;
-use crate::fetch::Fetch;
+use crate::fetch::{Beside, Fetch};
 use crate::landing::{Delivered, Destination, Landing, Portion, Scratch};
 use crate::metrics::Metrics;
 use crate::plane::{self, Plane, patience};
@@ -42,8 +42,19 @@ struct Batch {
     address: Address,
     engine: Arc<dyn Engine>,
     bytes: u64,
-    alternatives: bool,
+    beside: Beside,
     fetches: Vec<Fetch>,
+}
+
+impl Batch {
+    /// When to give up on the node. Where only suspects are left besides, they get half of the time.
+    fn until(&self, deadline: Deadline) -> Deadline {
+        match self.beside {
+            Beside::Well => patience(deadline, self.bytes),
+            Beside::Suspect => deadline.within(deadline.remaining() / 2),
+            Beside::Nothing => deadline,
+        }
+    }
 }
 
 impl Reader<'_> {
@@ -60,7 +71,7 @@ impl Reader<'_> {
     }
 
     fn batches(&self, fetches: Vec<Fetch>, outcome: &mut RoundOutcome) -> Vec<Batch> {
-        let mut open: HashMap<(u64, bool), Batch> = HashMap::new();
+        let mut open: HashMap<(u64, Beside), Batch> = HashMap::new();
         let mut full = Vec::new();
         for mut fetch in fetches {
             let (Some(located), Some(replica)) = (&fetch.located, fetch.chosen()) else {
@@ -73,17 +84,17 @@ impl Reader<'_> {
                 outcome.broken.push(fetch);
                 continue;
             };
-            let alternatives = fetch.has_alternative(self.suspects);
-            let batch = open.entry((replica.node_id, alternatives)).or_insert_with(|| Batch {
+            let beside = fetch.beside(self.suspects);
+            let batch = open.entry((replica.node_id, beside)).or_insert_with(|| Batch {
                 node: replica.node_id,
                 address: node.address.clone(),
                 engine: self.plane.engine(located.cluster, located.history),
                 bytes: 0,
-                alternatives,
+                beside,
                 fetches: Vec::new(),
             });
             batch.bytes += located.expected.bytes();
-            let key = (batch.node, alternatives);
+            let key = (batch.node, beside);
             batch.fetches.push(fetch);
             if batch.bytes >= BATCH_BYTES {
                 full.extend(open.remove(&key));
@@ -95,6 +106,7 @@ impl Reader<'_> {
 
     async fn read_batch(&self, batch: Batch, deadline: Deadline) -> RoundOutcome {
         let mut outcome = RoundOutcome::default();
+        let until = batch.until(deadline);
         let count = batch.fetches.len();
         let (mut landings, mut items, mut fetches) =
             (Vec::with_capacity(count), Vec::with_capacity(count), Vec::with_capacity(count));
@@ -131,7 +143,6 @@ impl Reader<'_> {
         if items.is_empty() {
             return outcome;
         }
-        let until = if batch.alternatives { patience(deadline, batch.bytes) } else { deadline };
         let started = Instant::now();
         let results = plane::read(batch.engine.as_ref(), &batch.address, items, until).await;
         let took = started.elapsed();
@@ -155,6 +166,9 @@ impl Reader<'_> {
                     fetch.destination = destination;
                     // What went wrong after the bytes had arrived says nothing of how long the node takes.
                     fetch.took = if has_arrived { Duration::ZERO } else { took };
+                    if Suspects::kept_waiting(&error, fetch.took) {
+                        fetch.note_waiting(batch.node);
+                    }
                     fetch.failure = Some(error.with_node(batch.address.to_string()));
                     if fetch.destination.is_some() { outcome.failed.push(fetch) } else { outcome.broken.push(fetch) }
                 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use tidepool_proto::Error;
 use tidepool_proto::v1::{self, client_request, client_response};
+use tidepool_proto::{Error, ErrorCode};
 
+use crate::backoff::Backoff;
 use crate::call::{Caller, malformed};
 use crate::deadline::Deadline;
 use crate::lookup::{complete, split};
@@ -83,23 +84,37 @@ impl Remover {
     ) -> Result<Vec<v1::ItemError>, Error> {
         let keys = v1::Keys::pack(chunk.iter().map(|(_, key)| key));
         let range = self.sequences.take("remove", chunk.len(), deadline).await?;
-        let answer = self.caller.call_while(
-            "remove",
-            deadline,
-            |leader| {
-                client_request::Body::Remove(v1::RemoveRequest {
-                    session_id: leader.session_id,
-                    sequence: range.first,
-                    floor: self.sequences.floor(),
-                    keys: Some(keys.clone()),
-                    mode: v1::RemoveMode::from(mode) as i32,
-                })
-            },
-            |leader, uncertain| range.may_send("a remove", leader, uncertain),
-        );
-        match answer.await.map_err(|f| f.error)?.body {
-            client_response::Body::Remove(removed) => Ok(removed.errors),
-            _ => Err(malformed("remove", "another message")),
+        let (mut uncertain, mut backoff) = (false, Backoff::new());
+        loop {
+            let answer = self.caller.call_while(
+                "remove",
+                deadline,
+                |leader| {
+                    client_request::Body::Remove(v1::RemoveRequest {
+                        session_id: leader.session_id,
+                        sequence: range.first,
+                        floor: self.sequences.floor(),
+                        keys: Some(keys.clone()),
+                        mode: v1::RemoveMode::from(mode) as i32,
+                    })
+                },
+                |leader, in_this_call| range.may_send("a remove", leader, uncertain || in_this_call),
+            );
+            let answer = answer.await.map_err(|f| f.error)?;
+            let errors = match answer.body {
+                client_response::Body::Remove(removed) => removed.errors,
+                _ => return Err(malformed("remove", "another message")),
+            };
+            let unknown = errors.iter().filter(|error| error.code == ErrorCode::SessionUnknown as u32).count();
+            if unknown > 0 {
+                // Greeted again, the leader opens another session.
+                self.caller.quorum.retract(&answer.leader);
+            }
+            // What was refused in part was executed in part: it is not sent again.
+            if unknown < chunk.len() || !deadline.sleep(backoff.next(0)).await {
+                return Ok(errors);
+            }
+            uncertain |= answer.uncertain;
         }
     }
 }

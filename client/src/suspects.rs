@@ -56,6 +56,11 @@ impl Suspects {
         }
     }
 
+    /// Whether a transfer that failed so was one that its node did not answer, rather than refuse it.
+    pub(crate) fn kept_waiting(error: &Error, took: Duration) -> bool {
+        Suspects::is_telling(error, took) && took >= TELLING_WAIT
+    }
+
     /// Forgets every node: in another history their numbers may name others.
     pub(crate) fn forget_all(&self) {
         let mut nodes = self.nodes.lock();

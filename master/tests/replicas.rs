@@ -490,3 +490,30 @@ async fn a_late_duplicate_of_a_clear_leaves_the_newer_object() {
     client.put(b"k", 1000, &node).await;
     assert_eq!(clear(&mut client, 0, 0).await.expect("cleared"), [1, 0]);
 }
+
+/// Copies on nodes that the reader suspects are not named, but counted: so it knows whether there is something to turn to. Tried
+/// without the count: fails.
+#[tokio::test]
+async fn copies_on_suspects_are_counted_and_not_named() {
+    let quorum = Quorum::start(|_| {}).await;
+    let (first, second) = (quorum.datanode_on("a", 8 * MIB).await, quorum.datanode_on("b", 8 * MIB).await);
+    let mut client = quorum.client().await;
+    let put =
+        v1::PutStartRequest { items: vec![item(b"k", 1_000, rand::random())], replica_num: 2, ..Default::default() };
+    assert_eq!(client.put_all(put, &first).await, [ErrorCode::Ok]);
+    let nodes = [first.node_id, second.node_id];
+    for (suspect_nodes, named) in [(vec![], 2), (vec![nodes[0]], 1), (vec![nodes[1], 77], 1), (nodes.to_vec(), 0)] {
+        let locate = v1::LocateRequest {
+            keys: Some(v1::Keys::pack(["k"])),
+            suspect_nodes: suspect_nodes.clone(),
+            ..Default::default()
+        };
+        let Ok(Answer::Locate(answer)) = client.ask(Ask::Locate(locate)).await else { panic!("not located") };
+        let object = &answer.objects[0];
+        assert_eq!(object.replicas.len(), named);
+        assert!(object.replicas.iter().all(|replica| !suspect_nodes.contains(&replica.node_id)));
+        // Where none is named the answer is that there is none.
+        assert_eq!(object.suspect_copies as usize, if named > 0 { 2 - named } else { 0 }, "{suspect_nodes:?}");
+        assert_eq!(object.code == 0, named > 0);
+    }
+}

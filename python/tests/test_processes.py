@@ -90,10 +90,12 @@ def test_a_fork_while_threads_are_busy(pool, key):
 
 
 def test_a_close_beside_calls_of_other_threads_ends(pool, key):
-    """A close lets the interpreter go; who calls meanwhile must not wait for it with the interpreter in hand."""
+    """A close lets the interpreter go; who calls meanwhile must not wait for it with the interpreter in hand.
+    Tried with the client's lock held while the interpreter is let go: hangs."""
     out = run(
         f"""
         import sys, threading, tidepool
+        sys.setswitchinterval(1e-6)  # whoever lets the interpreter go waits until another thread has it
         for number in range(50):
             store = tidepool.Store(sys.argv[1])
             def ask():
@@ -102,12 +104,40 @@ def test_a_close_beside_calls_of_other_threads_ends(pool, key):
                         store.closed, store.exist("{key}")
                 except tidepool.errors.Unavailable:
                     pass
-            threads = [threading.Thread(target=ask) for _ in range(8)]
+            def look():
+                while not store.closed:
+                    pass
+            threads = [threading.Thread(target=each) for each in [ask, look] * 4]
             for thread in threads:
                 thread.start()
             store.close()
             for thread in threads:
                 thread.join()
+        print("done")
+        """,
+        pool.masters,
+    )
+    assert out.split() == ["done"]
+
+
+def test_a_close_of_a_node_beside_looks_at_it_ends(pool):
+    """The same of a node that leaves. Tried with its lock held meanwhile: hangs."""
+    out = run(
+        """
+        import sys, threading, tidepool
+        for _ in range(5):
+            node, over = tidepool.LocalNode(sys.argv[1], 1 << 20), threading.Event()
+            def look():
+                while not over.is_set():
+                    node.ready()
+            threads = [threading.Thread(target=look) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            node.close()
+            over.set()
+            for thread in threads:
+                thread.join()
+            assert not node.ready()
         print("done")
         """,
         pool.masters,
@@ -147,7 +177,7 @@ INTERRUPTS = 3
 @pytest.mark.parametrize("name", sorted(INTERRUPTED))
 def test_an_interrupt_ends_a_call_within_a_second(name):
     """Masters that are stopped accept connections and say nothing; each call has 60 s for that. The best of some tries counts: the
-    host may have other things to do."""
+    host may have other things to do. Tried with a look at signals every ten seconds: fails, in every call of the table."""
     with tidepool.dev("64MiB") as own:
         # Whoever starts tests in the background has interrupts ignored, which children inherit.
         given = (

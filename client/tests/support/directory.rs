@@ -25,6 +25,10 @@ pub struct State {
     pub stale: Option<(usize, u64)>,
     /// What a put is told that finds no node.
     pub no_room: ErrorCode,
+    /// And when to come again; 0: no advice.
+    pub no_room_advice_ms: u32,
+    /// Items of calls in any session but the present one are refused.
+    pub knows_own_session_only: bool,
     pub next_id: u64,
     pub next_node: usize,
     /// Executed removes: (session, sequence) -> removed.
@@ -92,6 +96,8 @@ impl Directory {
                 session_id: 1,
                 stale: None,
                 no_room: ErrorCode::NoSpace,
+                no_room_advice_ms: 5,
+                knows_own_session_only: false,
                 next_id: 1,
                 next_node: 0,
                 removes: HashMap::new(),
@@ -251,6 +257,10 @@ impl State {
                 let keys = remove.keys.unwrap();
                 let mut errors = Vec::new();
                 for (i, key) in keys.iter().unwrap().enumerate() {
+                    if self.knows_own_session_only && remove.session_id != self.session_id {
+                        errors.push(Error::new(ErrorCode::SessionUnknown, "say hello").for_item(i));
+                        continue;
+                    }
                     let number = (remove.session_id, remove.sequence + i as u64);
                     if kept + i >= OUTCOMES_PER_SESSION_MAX && !self.removes.contains_key(&number) {
                         self.removals_refused += 1;
@@ -349,6 +359,7 @@ impl State {
                     code: 0,
                     object_id: o.id,
                     length: o.length,
+                    suspect_copies: (o.replicas.len() - replicas.len()) as u32,
                     replicas,
                     lease_ttl_ms: ttl,
                     history: 0,
@@ -363,6 +374,9 @@ impl State {
             error: Some(Error::new(code, "told so").retry_after(advice).for_item(0)),
             ..Default::default()
         };
+        if self.knows_own_session_only && start.session_id != self.session_id {
+            return error(ErrorCode::SessionUnknown, 0);
+        }
         if let Some(o) = self.objects.get(&item.key[..]) {
             if o.complete {
                 return error(ErrorCode::ObjectAlreadyExists, 0);
@@ -377,7 +391,7 @@ impl State {
         let wanted = start.replica_num.max(1) as usize;
         let strict = start.replica_mode() == v1::ReplicaMode::Strict;
         if free.is_empty() || (strict && free.len() < wanted) {
-            return error(self.no_room, 5);
+            return error(self.no_room, self.no_room_advice_ms);
         }
         let id = self.id();
         let replicas: Vec<v1::Replica> = (0..wanted.min(free.len()))

@@ -11,6 +11,8 @@ use tidepool_transport::{Engine, ReadItem, StatsSnapshot, WriteError, WriteItem,
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mood {
     Serve,
+    /// As before, but probes are refused: the client does not find it well by itself.
+    DeafToProbes,
     /// Connections are refused.
     Refuse,
     /// Nothing ever comes back.
@@ -116,7 +118,11 @@ impl Engine for FakeEngine {
             let read = |mut item: ReadItem| {
                 node.reads += 1;
                 let Some(stored) = node.extents.get(&item.access.replica.replica_id) else {
-                    return Err(Error::new(ErrorCode::CapabilityRefused, "no such replica"));
+                    let code = match node.mood {
+                        Mood::DeafToProbes => ErrorCode::Unavailable,
+                        _ => ErrorCode::CapabilityRefused,
+                    };
+                    return Err(Error::new(code, "no such replica"));
                 };
                 let mut stored = stored.clone();
                 match node.mood {

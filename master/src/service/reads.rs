@@ -366,8 +366,8 @@ fn locate(
     if view.state == ObjectState::Processing {
         return Some(failed(ErrorCode::NotReady));
     }
-    let mut replicas = reachable(view, suspects).map(unsigned).peekable();
-    if replicas.peek().is_none() {
+    let replicas: Vec<v1::Replica> = reachable(view, suspects).map(unsigned).collect();
+    if replicas.is_empty() {
         return Some(failed(ErrorCode::ReplicaUnavailable));
     }
     let lease_ttl_ms = match terms.grant(tenure, view) {
@@ -376,11 +376,13 @@ fn locate(
         Granted::Marked => return None,
     };
     tenure.heat.note(view.object);
+    let (named, listed) = (replicas.len(), view.listed().count());
     Some(v1::ObjectLocation {
         code: 0,
         object_id: view.object.0,
         length: view.length,
-        replicas: replicas.collect(),
+        replicas,
+        suspect_copies: (listed - named) as u32,
         lease_ttl_ms,
         history: Service::history_on_wire(&terms.ancestors, view.object.op()),
     })

@@ -155,13 +155,17 @@ def _bracketed(host: str) -> str:
 
 
 def _address_of(host: str) -> str:
-    """The numeric address to listen on. ValueError when the name has none."""
+    """The numeric address to listen on: of IPv4 where the name has one, of IPv6 where `MC_USE_IPV6` says so. ValueError when there
+    is none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ValueError(f"local_hostname '{host}' has no address: {error}") from error
-    plain = [entry[4][0] for entry in found if entry[0] == socket.AF_INET]
-    return str(plain[0] if plain else found[0][4][0])
+    family = socket.AF_INET6 if environment.wants_ipv6() else socket.AF_INET
+    wanted = [entry[4][0] for entry in found if entry[0] == family]
+    if not wanted and family == socket.AF_INET6:
+        raise ValueError(f"MC_USE_IPV6: local_hostname '{host}' has no IPv6 address; give one, or unset the variable")
+    return str(wanted[0] if wanted else found[0][4][0])
 
 
 def _hold(host: str, port: int) -> Optional[socket.socket]:

@@ -10,7 +10,7 @@ log = logging.getLogger("mooncake.store")
 FOLLOWED = frozenset(
     {
         "MC_RPC_CONNECT_TIMEOUT_MS", "MC_RPC_TIMEOUT_MS", "MC_STORE_CLIENT_MAX_PORT", "MC_STORE_CLIENT_MIN_PORT",
-        "MC_STORE_CLIENT_SETUP_RETRIES",
+        "MC_STORE_CLIENT_SETUP_RETRIES", "MC_USE_IPV6",
     }
 )  # fmt: skip
 #: Variables that ask for what is done always.
@@ -42,7 +42,7 @@ WITHOUT_EFFECT = frozenset(
         "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "MC_TCP_PROGRESS_TIMEOUT_SEC",
         "MC_TCP_PROTO", "MC_TCP_SLICE_SIZE", "MC_TCP_STATUS_TIMEOUT_SEC", "MC_TENT_CONF", "MC_TE_FILTERS",
         "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "MC_TE_METRIC", "MC_TE_METRIC_INTERVAL_SECONDS",
-        "MC_TE_RPC_CLIENT_IO_THREADS", "MC_TRACK_RDMA_POSTED_SLICES", "MC_USE_IPV6", "MC_USE_RDMA_TWOSIDED", "MC_USE_TENT",
+        "MC_TE_RPC_CLIENT_IO_THREADS", "MC_TRACK_RDMA_POSTED_SLICES", "MC_USE_RDMA_TWOSIDED", "MC_USE_TENT",
         "MC_USE_TEV1", "MC_WORKERS_PER_CTX", "MC_YLT_LOG_LEVEL",
     }
 )  # fmt: skip
@@ -90,6 +90,11 @@ def check_bind_address(listens_on: str) -> None:
     address = os.environ.get(BIND_ADDRESS, "").strip().strip("[]")
     if address not in ("", "0.0.0.0", "::", listens_on):
         raise ValueError(f"{BIND_ADDRESS}={address}: a store listens on its local_hostname, {listens_on}; give the address there")
+
+
+def wants_ipv6() -> bool:
+    """Whether memory is to be lent on an IPv6 address (`MC_USE_IPV6`)."""
+    return os.environ.get("MC_USE_IPV6", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def is_without_effect(name: str) -> bool:

@@ -284,7 +284,17 @@ def test_master_client_and_dummy_client(tmp_path, key):
         address = one.alloc_from_mem_pool(MIB)
         assert address and one.put_from(f"{key}-2", address, MIB, config) == 0
         assert one.alloc_from_mem_pool(64 * MIB) == 0
-        assert two.get_into(f"{key}-2", two.alloc_from_mem_pool(MIB), MIB) == MIB
+        into = two.alloc_from_mem_pool(MIB)
+        assert two.get_into(f"{key}-2", into, MIB) == MIB
+        names = [f"{key}-{n}" for n in range(3, 7)]
+        assert one.batch_put_from(names, [address + 100 * n for n in range(4)], [100] * 4, config) == [0] * 4
+        assert two.batch_is_exist([*names, "none"]) == [1] * 4 + [0]
+        assert two.batch_get_into([*names, "none"], [into + 100 * n for n in range(5)], [100] * 5) == [100] * 4 + [-704]
+        assert two.get_into_ranges([into], [[names[0]]], [[[7]]], [[[50]]], [[[25]]]) == [[[25]]]
+        assert two.batch_get_session_start(names) == [0] * 4
+        assert two.batch_get_into_multi_buffer_ranges(names[:1], [[into]], [[30]], [[70]]) == [30]
+        assert two.batch_get_session_end(names) == 0
+        assert two.remove(names[0], True) == 0 and one.is_exist(names[0]) == 0
         health = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{http_port}/health", timeout=5).read())
         assert health["status"] == "healthy"
     finally:

@@ -3,13 +3,15 @@
 import copy
 import json
 import os
+import socket
 
 import pytest
 
 from compat import peer_variables
-from compat.rig import set_up
+from compat.rig import set_up, until
 from mooncake.mooncake_config import DEFAULT_GLOBAL_SEGMENT_SIZE, MooncakeConfig
 from mooncake.store import MooncakeDistributedStore, ObjectDataType, ReplicateConfig, SoftPinAction, environment
+from mooncake.store.connection import _address_of
 from mooncake.store.replicate import ConfigRefused, group_names, put_options
 from mooncake.store.settings import Settings
 from mooncake.store.sizes import parse_size
@@ -98,6 +100,15 @@ def test_groups_are_one_a_key(groups, count, legal):
 )
 def test_sizes(text, size):
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(("size", "code"), [("16MB", 0), ("16 MB", 0), (16 << 20, 0), ("50%", -600), ("512", -600)])
+@pytest.mark.parametrize("name", ["global_segment_size", "local_buffer_size"])
+def test_sizes_of_a_dict_are_what_is_set_up(cluster, name, size, code):
+    store = MooncakeDistributedStore()
+    told = {**TOLD, "master_server_addr": cluster.addresses, "global_segment_size": 0, name: size}
+    assert store.setup(told) == code
+    store.close()
 
 
 @pytest.mark.parametrize("text", ["50%", "", "MB", "-1", "1 XB", "1e", "1e999", "e9", None, True])
@@ -216,6 +227,42 @@ def test_a_store_never_listens_elsewhere_than_it_was_told(cluster, monkeypatch, 
     monkeypatch.setenv("MC_TCP_BIND_ADDRESS", value)
     store = MooncakeDistributedStore()
     assert set_up(store, cluster, segment=0) == code
+    store.close()
+
+
+@pytest.mark.parametrize("value", ["1", "true", "0", "off", ""])
+def test_the_family_of_addresses_is_followed(monkeypatch, value):
+    entry = lambda family, address: (family, socket.SOCK_STREAM, 6, "", (address, 0))  # noqa: E731
+    known = {
+        "both": [entry(socket.AF_INET6, "fd00::1"), entry(socket.AF_INET, "10.0.0.1")],
+        "old": [entry(socket.AF_INET, "10.0.0.2")],
+        "new": [entry(socket.AF_INET6, "fd00::3")],
+    }
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: known[host])
+    monkeypatch.setenv("MC_USE_IPV6", value)
+    assert _address_of("new") == "fd00::3"
+    if value in ("1", "true"):
+        assert _address_of("both") == "fd00::1"
+        with pytest.raises(ValueError, match="MC_USE_IPV6"):
+            _address_of("old")
+    else:
+        assert _address_of("both") == "10.0.0.1" and _address_of("old") == "10.0.0.2"
+
+
+def test_a_store_that_is_to_use_ipv6_lends_its_memory_there_or_not_at_all(cluster, monkeypatch, key):
+    monkeypatch.setenv("MC_USE_IPV6", "1")
+    store = MooncakeDistributedStore()
+    # Tried without the look at the variable: it listens on 127.0.0.1.
+    assert set_up(store, cluster, hostname="127.0.0.1") == -600
+    try:
+        with socket.socket(socket.AF_INET6) as asking:
+            asking.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    assert set_up(store, cluster, hostname="::1") == 0
+    assert store.get_hostname().startswith("[::1]:")
+    until("the memory is there", lambda: store.put(key, b"v") == 0)
+    assert store.get(key) == b"v"
     store.close()
 
 

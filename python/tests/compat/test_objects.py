@@ -194,6 +194,11 @@ def test_a_host_name_gets_a_port(store, make_store):
     assert make_store(segment=0).get_hostname() != store.get_hostname()
 
 
+def test_no_read_of_another_processs_disk_is_counted(store, key):
+    assert store.put(key, b"v") == 0 and store.get(key) == b"v"
+    assert store.get_offload_rpc_read_count() == 0
+
+
 def test_health(store):
     assert MooncakeDistributedStore().health_check() == 1
     assert store.health_check() == 0

@@ -144,7 +144,7 @@ def test_nobody_answers(without_masters, caplog):
 
 
 def test_a_setup_that_fails_is_tried_again(without_masters, cluster, monkeypatch):
-    """Whatever the reason was: a name that has no address yet is one."""
+    """Whatever the reason was: a name that has no address yet is one. Tried without another try: fails."""
     service = MooncakeStoreService(without_masters, {"global_segment_size": "0"})
     codes = []
     setup = MooncakeDistributedStore.setup

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from compat.rig import MIB, Buffer, binary, pattern, set_up, until
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig, deadlines
 from mooncake.store.connection import segment_name
 from tidepool import _native
 
@@ -154,10 +154,13 @@ def test_tenants_do_not_see_each_other(store, make_store, cluster, key):
     assert other.remove_all(True) == 1 and store.is_exist(key) == 1
 
 
-def test_a_tenant_over_its_quota_is_told_so(store, make_store, cluster, key):
+def test_a_tenant_over_its_quota_is_told_so(store, make_store, cluster, key, monkeypatch):
+    # At once: the test would not end if the calls were repeated until their deadline. Tried with -200 in place of -1700: fails.
+    monkeypatch.setattr(deadlines, "PUT_S", 600.0)
     told = [binary(), "tenant", "set", "t2", "--objects=2", "--bytes=100000", "--refuse", f"--masters={cluster.addresses}"]
     subprocess.run(told, check=True, capture_output=True)
     other = make_store(segment=0, tenant_id="t2")
+    other._deadline = 600.0
     assert other.put_batch([f"{key}-1", f"{key}-2"], [b"1", b"2"]) == 0
     assert other.put(f"{key}-3", b"3") == other.upsert(f"{key}-3", b"3") == -1700
     memory = Buffer(1000)
@@ -188,7 +191,7 @@ def test_the_http_endpoints(make_store):
 
 CHILD = """
     import sys
-    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig, deadlines
     store = MooncakeDistributedStore()
     assert store.setup("localhost", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", sys.argv[1]) == 0
     config = ReplicateConfig()

@@ -1,5 +1,6 @@
 """PyTorch tensors there and back: types, shapes, shards, buffers, files. Needs torch (a CPU build does)."""
 
+import asyncio
 import ctypes
 import os
 import struct
@@ -13,6 +14,7 @@ if os.environ.get("TIDEPOOL_REQUIRE_TORCH"):
 else:
     torch = pytest.importorskip("torch", reason="tensor calls are not tested: PyTorch is not installed (scripts/test --full)")
 
+from mooncake.async_store import MooncakeDistributedStoreAsync  # noqa: E402
 from mooncake.store import (  # noqa: E402
     ParallelAxis,
     ReadTarget,
@@ -212,6 +214,27 @@ def test_into_and_from_memory(store, key):
     found = store.batch_get_tensor_into(keys, [each.addr for each in into], [1000, 1000])
     assert torch.equal(found[0], made(3)) and torch.equal(found[1], made(4, dtype=torch.int64))
     store.unregister_buffer(memory.addr)
+
+
+def test_calls_of_tensors_are_awaited(make_store, key):
+    store, tensor = make_store(MooncakeDistributedStoreAsync), made(4, 6)
+
+    async def run():
+        assert await store.async_put_tensor(key, tensor) == 0
+        assert torch.equal(await store.async_get_tensor(key), tensor)
+        assert await store.async_batch_put_tensor([f"{key}-1"], [tensor]) == [0]
+        assert torch.equal((await store.async_batch_get_tensor([f"{key}-1"]))[0], tensor)
+        assert await store.async_upsert_tensor(key, tensor + 1) == 0
+        assert torch.equal(await store.async_get_tensor(key), tensor + 1)
+        assert await store.async_pub_tensor(f"{key}-2", tensor, ReplicateConfig()) == 0
+        assert await store.async_put_tensor_with_tp(f"{key}-3", tensor, tp_size=2) == 0
+        assert torch.equal(await store.async_get_tensor_with_tp(f"{key}-3", 1, 2), tensor[2:])
+        memory = Buffer(HEADER + 96)
+        assert torch.equal(await store.async_get_tensor_into(f"{key}-2", memory.addr, memory.size), tensor)
+        assert await store.async_put_tensor_with_parallelism(f"{key}-4", tensor) == 0
+        assert torch.equal(await store.async_get_tensor_with_parallelism(f"{key}-4"), tensor)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("dim", [0, 1])
