@@ -10,8 +10,8 @@ use tidepool_chaos_tests::clock::{monotonic_ns, ns_to_ms};
 use tidepool_chaos_tests::outage::Spread;
 use tidepool_chaos_tests::record::{Call, CallOutcome, CallRecord};
 
-/// Calls a second of each client: what a pause is measured with.
-const RATE_PER_S: f64 = 100.0;
+/// Calls a second of each client: a pause is measured with the gaps between their puts, which must be short beside it.
+const RATE_PER_S: f64 = 400.0;
 /// Leaders stopped one after the other.
 const STOPS: usize = 10;
 /// Handovers to a target that dies.

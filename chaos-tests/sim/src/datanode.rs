@@ -105,7 +105,7 @@ impl Process {
     async fn register(&self, life: u64) {
         let mut process_uuid = rt::random().to_le_bytes();
         process_uuid[0] = life as u8;
-        let (identity, process_uuid) = self.node.introduces_itself(process_uuid);
+        let (mut identity, mut process_uuid) = self.node.introduces_itself(process_uuid);
         for turn in 0usize.. {
             let master = &self.masters[turn % self.masters.len()];
             let request = v1::RegisterRequest {
@@ -115,18 +115,32 @@ impl Process {
                 host_id: format!("host-{}", self.machine.id),
                 process_uuid: process_uuid.to_vec().into(),
             };
-            if self.try_register(master, process_uuid, request).await.is_some() {
-                return;
+            match self.try_register(master, process_uuid, request).await {
+                Ok(()) => return,
+                Err(None) => {}
+                // The cluster that it was to follow is lost in its turn.
+                Err(Some(successor)) => {
+                    self.node.follow(&successor).await;
+                    (identity, process_uuid) = self.node.introduces_itself(process_uuid);
+                }
             }
             rt::sleep(PAUSE).await;
         }
     }
 
-    async fn try_register(&self, master: &str, process: [u8; 16], request: v1::RegisterRequest) -> Option<()> {
+    /// The error names the cluster that goes on from the one that was asked for, if a master of that one answered.
+    async fn try_register(
+        &self,
+        master: &str,
+        process: [u8; 16],
+        request: v1::RegisterRequest,
+    ) -> Result<(), Option<v1::Identity>> {
         let mut client = self.client(master);
-        let answer = rt::timeout(ANSWER, client.register(request)).await.ok()?.ok()?.into_inner();
-        if answer.error.is_some() {
-            return None;
+        let Ok(Ok(answer)) = rt::timeout(ANSWER, client.register(request)).await else { return Err(None) };
+        let answer = answer.into_inner();
+        if let Some(error) = answer.error {
+            let is_other = error.code == ErrorCode::WrongCluster as u32;
+            return Err(answer.identity.filter(|identity| is_other && self.node.is_succeeded_by(identity)));
         }
         let mount = v1::MountRequest {
             node_id: answer.node_id,
@@ -134,8 +148,10 @@ impl Process {
             segments: self.node.mounts(),
             identity: answer.identity.clone(),
         };
-        let mounted = rt::timeout(ANSWER, client.mount(mount)).await.ok()?.ok()?.into_inner();
-        (mounted.error.is_none() && self.node.live(process, &answer, &mounted.segments)).then_some(())
+        let Ok(Ok(mounted)) = rt::timeout(ANSWER, client.mount(mount)).await else { return Err(None) };
+        let mounted = mounted.into_inner();
+        let lives = mounted.error.is_none() && self.node.live(process, &answer, &mounted.segments);
+        if lives { Ok(()) } else { Err(None) }
     }
 
     /// Beats to whoever leads until this life is over; answers the cluster that is to be followed, if its own is over.

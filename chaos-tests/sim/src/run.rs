@@ -18,7 +18,7 @@ use tidepool_raft::sim::surroundings::{On, SimMachine, simulate, spawn_on};
 
 use crate::client::{CALL, Client};
 use crate::history::{Call, History};
-use crate::keys::{SMALL, tenant};
+use crate::keys::{SMALL, group, tenant};
 use crate::nemesis::{CLIENTS_FROM, DATANODES_FROM, Nemesis, masters, start_datanode};
 use crate::net::{Channel, Net};
 use crate::observe::Observer;
@@ -355,14 +355,15 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<u64,
                 rt::sleep(Duration::from_millis(100)).await;
             }
         }
-        // What the tenant with a quota holds leaves no room for its other keys.
-        for key in (0..keys).filter(|key| !tenant(special, *key).is_empty()) {
+        // What the tenant with a quota holds leaves no room for its other keys; and a put evicts nothing of the group that it joins, which
+        // may fill the pool.
+        let stands_in_the_way = |key: u64| !tenant(special, key).is_empty() || !group(special, key).is_empty();
+        for key in (0..keys).filter(|&key| stands_in_the_way(key)) {
             client.remove(key, true).await;
         }
         let mut failed = 0;
         for key in 0..keys {
             // A key that takes nothing any more is as good as lost.
-            let has_quota = !tenant(special, key).is_empty();
             for turn in 1..=TRIES {
                 client.remove(key, true).await;
                 client.put(key, false).await;
@@ -375,8 +376,7 @@ async fn last_look(params: &Params, net: &Net, history: &History) -> Result<u64,
                 }
                 rt::sleep(TRY_AGAIN_AFTER).await;
             }
-            if has_quota {
-                // Room for the tenant's next key.
+            if stands_in_the_way(key) {
                 client.remove(key, true).await;
             }
         }

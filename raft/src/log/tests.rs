@@ -85,3 +85,17 @@ fn metric(registry: &Registry, name: &str) -> f64 {
     let metric = &family.get_metric()[0];
     metric.get_gauge().get_value() + metric.get_counter().get_value() + metric.get_histogram().get_sample_count() as f64
 }
+
+/// Fails (an overflow) when the batch that is being written is counted off by the failure and again when it ends.
+#[test]
+fn what_is_being_written_when_the_log_fails_is_counted_off_once() {
+    let mut state = state::State::<Sim>::new(&OpenReport::default(), 1 << 20);
+    state.append(vec![entry(1, 0), entry(1, 1)], state::Done::Nobody).expect("the first entries");
+    let batch = state.take_batch();
+    state.append(vec![entry(1, 2)], state::Done::Nobody).expect("it follows");
+    let failure = LogFailure { operation: "sync", cause: "no disk".into() };
+    assert_eq!(state.fail(failure).len(), 1, "what is queued is answered");
+    assert_eq!(state.queued_bytes(), batch.bytes);
+    state.flushed(batch.bytes, 2);
+    assert_eq!(state.queued_bytes(), 0);
+}
