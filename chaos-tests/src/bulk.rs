@@ -13,7 +13,7 @@ use crate::clock::monotonic_ns;
 use crate::content::{content_hash, value_of};
 use crate::load::{CONNECT_WITHIN, outcome_of};
 use crate::record::{Call, CallOutcome, CallRecord, RecordWriter};
-use crate::worker::input_has_ended;
+use crate::worker::{self, input_has_ended};
 
 /// Size of its values.
 const VALUE_BYTES: u64 = 1 << 20;
@@ -54,8 +54,7 @@ pub struct BulkSpec {
 
 /// Is the bulk writer until standard input closes.
 pub fn run_client(spec: BulkSpec) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(drive(spec))
+    worker::block_on(drive(spec))
 }
 
 async fn drive(spec: BulkSpec) -> Result<()> {

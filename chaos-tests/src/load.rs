@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use crate::clock::monotonic_ns;
 use crate::content::{content_hash, value_of};
 use crate::record::{Call, CallOutcome, CallRecord, RecordFollower, RecordWriter};
-use crate::worker::input_has_ended;
+use crate::worker::{self, input_has_ended};
 
 /// Calls one client may have open; the schedule records what it could not send beyond that as failed.
 const OPEN_CALLS_MAX: usize = 1024;
@@ -129,8 +129,7 @@ impl Shared {
 
 /// Is one client until standard input closes.
 pub fn run_client(spec: LoadSpec) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(drive(spec))
+    worker::block_on(drive(spec))
 }
 
 async fn drive(spec: LoadSpec) -> Result<()> {

@@ -74,6 +74,12 @@ pub fn run(args: &WorkerArgs) -> Result<()> {
     }
 }
 
+/// Does the work of one client process, on one thread beside this one.
+pub(crate) fn block_on(work: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(work)
+}
+
 /// Becomes true when standard input ends: the owner let go.
 pub(crate) fn input_has_ended() -> Arc<AtomicBool> {
     let ended = Arc::new(AtomicBool::new(false));

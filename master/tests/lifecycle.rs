@@ -5,6 +5,8 @@ mod support;
 
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use support::{Client, Datanode, Quorum, code, item, until};
 use tidepool_proto::object::extent_bytes;
 use tidepool_proto::v1::admin_service_client::AdminServiceClient;
@@ -70,17 +72,18 @@ async fn soft_pins_are_evicted_last_and_end_by_themselves() {
 }
 
 /// Where values of many sizes have overflowed a pool for long, what is free lies in small pieces, and a large put takes what
-/// lies side by side: still the old goes and not what was just put. Fails when the oldest, marked already for the same put, may not
-/// be used as neighbours: what lies beside them was put last.
+/// lies side by side: still the old goes and not what was just put. Fails (202 of 4427 looks) when neighbours are weighed by
+/// their bytes alone.
 #[tokio::test]
 async fn what_was_put_last_outlives_large_puts_into_a_fragmented_pool() {
     const SIZES: [u64; 3] = [256 << 10, 64 << 10, 16 << 10];
     let capacity = 64 * MIB;
     let quorum = Quorum::start(|_| {}).await;
     let (node, mut client) = (quorum.datanode(capacity).await, quorum.client().await);
+    let mut random = StdRng::seed_from_u64(7);
     let (mut put, mut judged, mut gone) = (Vec::new(), 0, 0);
     for i in 0..3_000 {
-        let (key, length) = (format!("k{i:05}"), SIZES[rand::random_range(0..SIZES.len())]);
+        let (key, length) = (format!("k{i:05}"), SIZES[random.random_range(0..SIZES.len())]);
         client.put(key.as_bytes(), length, &node).await;
         put.push((key, length));
         if i % 100 == 99 {

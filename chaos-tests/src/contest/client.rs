@@ -17,7 +17,7 @@ use crate::clock::monotonic_ns;
 use crate::cluster::POLL_EVERY;
 use crate::content::value_of;
 use crate::record::RecordWriter;
-use crate::worker::input_has_ended;
+use crate::worker::{self, input_has_ended};
 
 /// How long a client looks for a leader at its start.
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
@@ -78,8 +78,7 @@ fn value_in(bytes: &[u8]) -> Option<u64> {
 
 /// Is one contender until standard input closes.
 pub fn run_client(spec: ContestSpec) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(drive(spec))
+    worker::block_on(drive(spec))
 }
 
 async fn drive(spec: ContestSpec) -> Result<()> {

@@ -23,6 +23,8 @@ const NEIGHBOURS_MAX: usize = 1_024;
 /// The same for a put that needs the space of more objects than its op may name: few places, looked at widely.
 const WIDE_SEEDS: usize = 2;
 const WIDE_NEIGHBOURS_MAX: usize = 32_768;
+/// The youngest of the objects that are compared costs 2 to so many times its bytes.
+const YOUNGEST_PRICE_BITS: usize = 12;
 
 /// What a put needs, and where it may go.
 #[derive(Clone, Copy)]
@@ -57,9 +59,6 @@ impl Places<'_> {
         Some(usable).filter(|usable| (usable.len() as u64) < mounted)
     }
 }
-
-/// The youngest of the objects that are compared costs 2 to so many times its bytes.
-const YOUNGEST_PRICE_BITS: usize = 12;
 
 /// How a search is made.
 #[derive(Clone, Copy)]
@@ -169,7 +168,7 @@ fn around(
     Some(segment)
 }
 
-/// What the going of each of these costs, if it may go; it is marked then. That is its bytes, and many times as much for
+/// Marks those of these that may go, and says what the going of each costs. That is its bytes, and many times as much for
 /// what the policies would give up last of them: what is near in space is seldom near in age.
 fn prices(
     service: &Service,

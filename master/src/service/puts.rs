@@ -19,7 +19,7 @@ use super::leases::Marks;
 use super::neighbourhood::{self, Places};
 use super::reads::addresses;
 use super::requests::{check_count, check_item, check_open, count, soft_pin};
-use super::room::{self, Chosen, Found, VICTIMS_MAX, Victims, Wanted};
+use super::room::{self, Chosen, VICTIMS_MAX, Victims, Wanted};
 use super::tenure::Tenure;
 use crate::directory::limits::IDS_PER_OP_MAX;
 use crate::directory::{
@@ -293,7 +293,7 @@ impl<'a> Batch<'a> {
                 bytes_of.extend(near.found.iter().map(|v| (v.object, v.bytes)));
                 victims.extend(near.found.iter().map(|v| v.object).take(VICTIMS_MAX));
             }
-            take_victims(&mut spare, self.need(*i), per_item, &mut victims, &mut large);
+            room::take(&mut spare, self.need(*i), per_item, &mut victims, &mut large);
             ops.push(Op::PutStart(self.op(*i, *token, victims)));
         }
         large.retain(|unit| !self.is_own_group(service, unit[0]));
@@ -504,32 +504,6 @@ impl<'a> Batch<'a> {
 /// Whether room in memory is what is missing: only that is worth a predecessor's leases (L4).
 fn is_short_of_space(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::NoSpace | ErrorCode::NotEnoughReplicas)
-}
-
-/// Moves victims over until their bytes reach `need`, a group never split: what an op cannot name whole goes to `large`.
-fn take_victims(
-    spare: &mut std::iter::Peekable<std::vec::IntoIter<Found>>,
-    need: u64,
-    at_least: usize,
-    victims: &mut Vec<ObjectId>,
-    large: &mut Vec<SmallVec<[ObjectId; 1]>>,
-) {
-    let (mut bytes, mut taken) = (0, 0);
-    while victims.len() < VICTIMS_MAX && (bytes < need || taken < at_least) {
-        let Some(first) = spare.next() else { return };
-        let mut unit: SmallVec<[ObjectId; 1]> = SmallVec::from_buf([first.object]);
-        bytes += first.bytes;
-        while let Some(member) = spare.next_if(|next| next.group.is_some() && next.group == first.group) {
-            unit.push(member.object);
-            bytes += member.bytes;
-        }
-        taken += unit.len();
-        if victims.len() + unit.len() <= VICTIMS_MAX {
-            victims.extend(unit);
-        } else {
-            large.push(unit);
-        }
-    }
 }
 
 /// Tells the eviction policies what the batch names, in its order.

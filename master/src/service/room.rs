@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tidepool_proto::{Error, ObjectId, SegmentId};
 
 use super::core::Service;
@@ -145,6 +146,32 @@ pub fn find(service: &Service, tenure: &Tenure, wanted: &Wanted<'_>) -> Victims 
         }
     }
     victims
+}
+
+/// Moves found victims over to those of one put, until their bytes reach `need`, a group never split: what an op cannot name whole goes to `large`.
+pub fn take(
+    spare: &mut std::iter::Peekable<std::vec::IntoIter<Found>>,
+    need: u64,
+    at_least: usize,
+    victims: &mut Vec<ObjectId>,
+    large: &mut Vec<SmallVec<[ObjectId; 1]>>,
+) {
+    let (mut bytes, mut taken) = (0, 0);
+    while victims.len() < VICTIMS_MAX && (bytes < need || taken < at_least) {
+        let Some(first) = spare.next() else { return };
+        let mut unit: SmallVec<[ObjectId; 1]> = SmallVec::from_buf([first.object]);
+        bytes += first.bytes;
+        while let Some(member) = spare.next_if(|next| next.group.is_some() && next.group == first.group) {
+            unit.push(member.object);
+            bytes += member.bytes;
+        }
+        taken += unit.len();
+        if victims.len() + unit.len() <= VICTIMS_MAX {
+            victims.extend(unit);
+        } else {
+            large.push(unit);
+        }
+    }
 }
 
 /// Tenants in the order in which they give up: the one that holds the most of its share first.
