@@ -133,7 +133,9 @@ fn hand_over<T: Send + 'static>(
 ) -> PyResult<Py<PyAny>> {
     let future = asyncio.call_method0("create_future")?;
     let promise = Promise { process, to: Some((asyncio.clone().unbind(), future.clone().unbind())) };
+    let under_way = process.hand_over();
     let task = process.handle().spawn(async move {
+        let _under_way = under_way;
         let output = work.await;
         promise.keep(move |py| {
             let result = finish(py, output);

@@ -20,6 +20,7 @@ mod host;
 mod memory;
 mod moves;
 mod node;
+mod driver;
 mod process;
 mod registry;
 mod results;

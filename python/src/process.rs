@@ -11,13 +11,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::Handle;
 
 use crate::buffers::Held;
+use crate::driver::{Driver, HandedOver};
 
-/// Threads that move payload. Each call's own work runs in the thread that waits for it.
-const WORKERS_MAX: usize = 4;
-const WORKERS_MIN: usize = 2;
 /// Results delivered under one hold of the GIL.
 const DELIVERIES_MAX: usize = 256;
 
@@ -34,7 +32,7 @@ pub(crate) enum Errand {
 /// The runtime of one process.
 pub(crate) struct Process {
     pid: u32,
-    runtime: Runtime,
+    driver: Driver,
     errands: Mutex<Sender<Errand>>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -53,6 +51,7 @@ impl Process {
             Some(process) if process.is_here() => Ok(process),
             _ => {
                 let process: &'static Process = Box::leak(Box::new(Process::start()?));
+                std::thread::Builder::new().name("tidepool".into()).spawn(|| process.driver.keep()).map_err(no_threads)?;
                 CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
                 Ok(process)
             }
@@ -60,20 +59,13 @@ impl Process {
     }
 
     fn start() -> PyResult<Process> {
-        let failed = |error: std::io::Error| PyRuntimeError::new_err(format!("cannot start threads: {error}"));
-        let cores = std::thread::available_parallelism().map_or(WORKERS_MIN, usize::from);
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(cores.clamp(WORKERS_MIN, WORKERS_MAX))
-            .thread_name("tidepool")
-            .enable_all()
-            .build()
-            .map_err(failed)?;
+        let driver = Driver::start().map_err(no_threads)?;
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new()
             .name("tidepool-python".into())
             .spawn(move || deliver(receiver))
-            .map_err(failed)?;
-        Ok(Process { pid: std::process::id(), runtime, errands: Mutex::new(sender), thread: Mutex::new(Some(thread)) })
+            .map_err(no_threads)?;
+        Ok(Process { pid: std::process::id(), driver, errands: Mutex::new(sender), thread: Mutex::new(Some(thread)) })
     }
 
     /// Whether the calling process made it.
@@ -87,12 +79,17 @@ impl Process {
     }
 
     pub(crate) fn handle(&self) -> &Handle {
-        self.runtime.handle()
+        self.driver.handle()
     }
 
     /// Polls `work` in this thread for at most `limit`. None: it is not done.
     pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>, limit: Duration) -> Option<T> {
-        self.runtime.block_on(async { tokio::time::timeout(limit, work).await.ok() })
+        self.driver.block_on(work, limit)
+    }
+
+    /// Begins work that no thread waits for.
+    pub(crate) fn hand_over(&self) -> HandedOver {
+        self.driver.hand_over()
     }
 
     /// Has something done under the GIL, soon.
@@ -116,6 +113,10 @@ impl Process {
         // SAFETY: as in `here`.
         unsafe { CURRENT.load(Ordering::Acquire).as_ref() }.filter(|process| process.is_here())
     }
+}
+
+fn no_threads(error: std::io::Error) -> PyErr {
+    PyRuntimeError::new_err(format!("cannot start threads: {error}"))
 }
 
 fn deliver(errands: Receiver<Errand>) {

@@ -16,6 +16,10 @@ use super::metrics::LogMetrics;
 use super::state::{Batch, State};
 use crate::types::Config;
 
+/// How long a committed marker waits for something to be written with. It is asked for after each commit, when the next proposal
+/// and the answers to this one want the processor; a member that dies before it is written learns it again from the next leader.
+const MARKER_WAIT: Duration = Duration::from_millis(50);
+
 /// What the store's handles and its flusher share.
 pub(crate) struct Shared<C: Config> {
     pub(crate) state: Mutex<State<C>>,
@@ -82,9 +86,13 @@ impl<C: Config> Flusher<C> {
             let batch = {
                 let mut state = self.shared.state.lock();
                 while state.is_idle() && !state.closing && state.failure.is_none() {
-                    self.shared.work.wait(&mut state);
+                    // A marker that comes while the thread waits without limit is found at its next look.
+                    let waited = self.shared.work.wait_for(&mut state, MARKER_WAIT);
+                    if waited.timed_out() && state.only_marker_waits() {
+                        break;
+                    }
                 }
-                if state.failure.is_some() || (state.closing && state.is_idle()) {
+                if state.failure.is_some() || (state.closing && state.is_idle() && !state.only_marker_waits()) {
                     return;
                 }
                 state.take_batch()
@@ -104,17 +112,24 @@ impl<C: Config> Flusher<C> {
     /// Body of the simulation's task: the same steps, with the disk's virtual delay before the sync.
     pub(crate) async fn run_task(mut self) {
         loop {
+            let mut overdue = false;
             let batch = loop {
-                {
+                let marker = {
                     let mut state = self.shared.state.lock();
-                    if state.failure.is_some() || (state.closing && state.is_idle()) {
+                    let marker = state.only_marker_waits();
+                    if state.failure.is_some() || (state.closing && state.is_idle() && !marker) {
                         return;
                     }
-                    if !state.is_idle() {
+                    if !state.is_idle() || (marker && (overdue || state.closing)) {
                         break state.take_batch();
                     }
+                    marker
+                };
+                let work = self.shared.work_async.notified();
+                match marker {
+                    true => overdue = C::timeout(MARKER_WAIT, work).await.is_err(),
+                    false => work.await,
                 }
-                self.shared.work_async.notified().await;
             };
             let sync = batch.needs_sync();
             if sync {

@@ -128,6 +128,8 @@ pub(crate) struct State<C: Config> {
     pub(crate) generation: u64,
     pub(crate) failure: Option<LogFailure>,
     pub(crate) closing: bool,
+    /// The committed marker moved, and is written with the next batch that takes all there is.
+    marker_waits: bool,
     queue: VecDeque<(Step, Done<C>, usize)>,
     queued_bytes: usize,
     deleted: u64,
@@ -146,6 +148,7 @@ impl<C: Config> State<C> {
             generation: 0,
             failure: None,
             closing: false,
+            marker_waits: false,
             queue: VecDeque::new(),
             queued_bytes: 0,
             deleted: report.deleted,
@@ -168,8 +171,14 @@ impl<C: Config> State<C> {
         self.queued_bytes < QUEUE_BYTES_MAX
     }
 
+    /// Whether nothing is queued that somebody waits for.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Whether only the committed marker waits to be written.
+    pub(crate) fn only_marker_waits(&self) -> bool {
+        self.marker_waits && self.queue.is_empty()
     }
 
     fn enqueue(&mut self, step: Step, done: Done<C>) {
@@ -226,14 +235,10 @@ impl<C: Config> State<C> {
         self.enqueue(Step::Vote(vote), done);
     }
 
+    /// The marker may be written later than it came, and never before what it covers: it travels with the next batch.
     pub(crate) fn save_committed(&mut self, committed: LogId) {
         self.committed = Some(committed);
-        // Only the newest matters, and it may move later but never earlier in the stream.
-        if let Some((Step::Committed(queued), ..)) = self.queue.back_mut() {
-            *queued = committed;
-            return;
-        }
-        self.enqueue(Step::Committed(committed), Done::Nobody);
+        self.marker_waits = true;
     }
 
     /// Forgets everything up to `upto`; leaves the disk in steps of [`PURGE_STEP`].
@@ -266,6 +271,12 @@ impl<C: Config> State<C> {
             batch.steps.push(step);
             batch.done.push(done);
             batch.bytes += bytes;
+        }
+        if self.only_marker_waits()
+            && let Some(committed) = self.committed
+        {
+            self.marker_waits = false;
+            batch.steps.push(Step::Committed(committed));
         }
         batch
     }

@@ -264,15 +264,15 @@ impl<C: Host> RaftLogStorage<C> for LogStore<C> {
         }
     }
 
-    /// Joins the ordered stream; durable with the next sync. `None` has nothing to save: commitment never goes back.
+    /// Travels with what is written next; durable with the next sync. Nobody waits for it, so it wakes nobody: on an idle log the
+    /// flusher comes for it. `None` has nothing to save: commitment never goes back.
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), io::Error> {
         let Some(committed) = committed else { return Ok(()) };
-        {
-            let mut state = self.shared.state.lock();
-            state.usable()?;
-            state.save_committed(committed);
-        }
-        self.shared.wake();
+        let mut state = self.shared.state.lock();
+        state.usable()?;
+        state.save_committed(committed);
+        // A flusher task; a flusher thread looks by itself.
+        self.shared.work_async.notify_one();
         Ok(())
     }
 

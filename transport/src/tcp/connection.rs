@@ -116,8 +116,9 @@ impl Connection {
         });
         Stats::add(&shared.stats.connections_opened, 1);
         Stats::add(&shared.stats.connections_open, 1);
-        tokio::spawn(write_all(shared.clone(), queued));
-        tokio::spawn(read_all(shared.clone()));
+        let (writing, reading) = (EndsWith(shared.clone(), Half::Sending), EndsWith(shared.clone(), Half::Receiving));
+        tokio::spawn(async move { write_all(&writing.0, queued).await });
+        tokio::spawn(async move { read_all(&reading.0).await });
         Arc::new(Connection { shared, queue })
     }
 
@@ -153,6 +154,26 @@ impl Connection {
     pub(super) fn close(&self, error: Error) {
         self.shared.on_end.lock().take();
         self.shared.close(error);
+    }
+}
+
+/// Ends a connection whose tasks are gone with their runtime, so that it is dialled anew.
+struct EndsWith(Arc<Shared>, Half);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Sending,
+    Receiving,
+}
+
+impl Drop for EndsWith {
+    fn drop(&mut self) {
+        let EndsWith(shared, half) = self;
+        // One that sends nothing more still takes its answers.
+        if *half == Half::Receiving || !shared.leaving.load(Ordering::Acquire) {
+            let what = format!("connection to {}: the runtime that it lived in has ended", shared.peer);
+            shared.close(Error::new(ErrorCode::Unavailable, what));
+        }
     }
 }
 
@@ -286,7 +307,7 @@ impl Shared {
 }
 
 /// Sends queued frames until the connection ends or nobody can queue any more.
-async fn write_all(shared: Arc<Shared>, mut queue: mpsc::Receiver<Queued>) {
+async fn write_all(shared: &Shared, mut queue: mpsc::Receiver<Queued>) {
     let error = loop {
         let first = tokio::select! {
             biased;
@@ -297,7 +318,7 @@ async fn write_all(shared: Arc<Shared>, mut queue: mpsc::Receiver<Queued>) {
             let what = format!("connection to {}: the engine was dropped", shared.peer);
             break Some(Error::new(ErrorCode::Unavailable, what));
         };
-        match write_some(&shared, first, &mut queue).await {
+        match write_some(shared, first, &mut queue).await {
             Ok(Whole::Sent) => {}
             Ok(Whole::GivenUp(left)) => {
                 shared.leave(shared.left_half_sent(left));
@@ -379,10 +400,10 @@ async fn write_payload(
 }
 
 /// Takes answers until the connection ends.
-async fn read_all(shared: Arc<Shared>) {
+async fn read_all(shared: &Shared) {
     let mut buffers = ReadBuffers { window: Window::default(), scratch: vec![0; SCRATCH_BYTES] };
     let error = loop {
-        if let Err(error) = read_answer(&shared, &mut buffers).await {
+        if let Err(error) = read_answer(shared, &mut buffers).await {
             break error;
         }
         shared.answered.store(true, Ordering::Relaxed);

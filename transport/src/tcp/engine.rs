@@ -16,13 +16,16 @@ use super::exchange::{Exchange, ReadExchange, WriteExchange};
 use super::frames::{self, Frame, Piece};
 use super::io_threads::IoThreads;
 use super::options::{DataIdentity, ITEM_BYTES_MAX, TcpOptions};
-use super::peer::Peer;
+use super::peer::{Peer, Place};
 use crate::engine::{Engine, ReadItem, WriteError, WriteItem};
 use crate::memory::WriteReply;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// The tcp engine. A clone is another handle of the same connections, which live on the engine's own threads. Calls
-/// may come from any tokio runtime with a timer.
+/// Batches of at most so many bytes travel over the near connection while nothing else does.
+const NEAR_BYTES_MAX: u64 = 64 << 10;
+
+/// The tcp engine. A clone is another handle of the same connections, which live on the engine's own threads, but for one to each
+/// peer that lives in the runtime of its first caller. Calls may come from any tokio runtime with I/O and a timer.
 #[derive(Clone)]
 pub struct TcpEngine {
     shared: Arc<Shared>,
@@ -109,7 +112,8 @@ impl TcpEngine {
         let threads = self.shared.threads.as_ref().map_err(Error::clone)?;
         let identity = *self.shared.identity.lock();
         let peer = self.peer(address);
-        let mut stripes = peer.connections(wanted, options, identity, threads, &self.shared.stats).await?;
+        let at = if total <= NEAR_BYTES_MAX && !peer.is_near_busy() { Place::Near } else { Place::Threads };
+        let mut stripes = peer.connections(at, wanted, options, identity, threads, &self.shared.stats).await?;
         stripes.sort_by_key(|connection| connection.pending_bytes());
         stripes.truncate(wanted);
         let frames = frames::cut(items, stripes.len());

@@ -1,4 +1,7 @@
-//! One peer: its stripes, and the dialling of missing ones.
+//! One peer: its connections, and the dialling of missing ones.
+//!
+//! Payload travels over stripes, which live on the engine's own threads. What is small travels over one more connection that lives
+//! where its callers do: handing over to another thread and back costs more than the transfer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +22,7 @@ use crate::stats::Stats;
 pub(super) struct Peer {
     address: Address,
     stripes: Mutex<Vec<Arc<Connection>>>,
+    near: Mutex<Vec<Arc<Connection>>>,
     /// Held by whoever dials; a dial outlives the call that asked for it.
     dialling: Arc<tokio::sync::Mutex<()>>,
     /// When the peer may be dialled while nothing is connected.
@@ -35,21 +39,45 @@ enum Stripe {
     More,
 }
 
+/// Where connections are driven.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the runtime of whoever dialled it.
+    Near,
+    /// On the engine's threads.
+    Threads,
+}
+
 impl Peer {
     pub(super) fn new(address: Address) -> Arc<Peer> {
         Arc::new(Peer {
             address,
             stripes: Mutex::default(),
+            near: Mutex::default(),
             dialling: Arc::default(),
             first: Dialer::default(),
             more: Dialer::default(),
         })
     }
 
-    fn open_stripes(&self) -> Vec<Arc<Connection>> {
-        let mut stripes = self.stripes.lock();
-        stripes.retain(|connection| !connection.has_ended());
-        stripes.iter().filter(|connection| connection.is_open()).cloned().collect()
+    fn at(&self, place: Place) -> &Mutex<Vec<Arc<Connection>>> {
+        match place {
+            Place::Near => &self.near,
+            Place::Threads => &self.stripes,
+        }
+    }
+
+    fn open(&self, place: Place) -> Vec<Arc<Connection>> {
+        let mut connections = self.at(place).lock();
+        connections.retain(|connection| !connection.has_ended());
+        connections.iter().filter(|connection| connection.is_open()).cloned().collect()
+    }
+
+    /// What is open at the one place, or, where nothing is, at the other.
+    fn open_anywhere(&self, place: Place) -> Vec<Arc<Connection>> {
+        let other = if place == Place::Near { Place::Threads } else { Place::Near };
+        let open = self.open(place);
+        if open.is_empty() { self.open(other) } else { open }
     }
 
     fn dialer(&self, stripe: Stripe) -> &Dialer {
@@ -61,56 +89,66 @@ impl Peer {
 
     /// Whether nothing is connected.
     pub(super) fn is_idle(&self) -> bool {
-        self.open_stripes().is_empty()
+        self.open_anywhere(Place::Threads).is_empty()
     }
 
-    /// Closes all stripes.
+    /// Closes all connections.
     pub(super) fn close(&self, error: &Error) {
-        let stripes = std::mem::take(&mut *self.stripes.lock());
-        stripes.iter().for_each(|connection| connection.close(error.clone()));
+        for place in [Place::Near, Place::Threads] {
+            let connections = std::mem::take(&mut *self.at(place).lock());
+            connections.iter().for_each(|connection| connection.close(error.clone()));
+        }
+    }
+
+    /// Whether something is under way on the near connection: what comes now shall not wait behind it.
+    pub(super) fn is_near_busy(&self) -> bool {
+        self.near.lock().iter().any(|connection| connection.pending_bytes() > 0)
     }
 
     /// Open connections: at least one, up to `wanted`. While the peer is down this fails at once until the next dial
-    /// is due; a peer with some stripes works with those.
+    /// is due; a peer with some connections works with those.
     pub(super) async fn connections(
         self: &Arc<Self>,
+        place: Place,
         wanted: usize,
         options: &Arc<TcpOptions>,
         identity: DataIdentity,
         threads: &Arc<IoThreads>,
         stats: &Arc<Stats>,
     ) -> Result<Vec<Arc<Connection>>, Error> {
-        let open = self.open_stripes();
+        let open = self.open(place);
         if open.len() >= wanted {
             return Ok(open);
         }
+        let open = self.open_anywhere(place);
         let turn = match open.is_empty() {
             true => self.dialling.clone().lock_owned().await,
-            // Somebody is adding stripes already: go on with what there is.
+            // Somebody is adding connections already: go on with what there is.
             false => match self.dialling.clone().try_lock_owned() {
                 Ok(turn) => turn,
                 Err(_) => return Ok(open),
             },
         };
         let (peer, options, stats) = (self.clone(), options.clone(), stats.clone());
-        let others = threads.clone();
+        let (others, here) = (threads.clone(), tokio::runtime::Handle::current());
         let dialled = threads.pick().spawn(async move {
             let _turn = turn;
-            let mut thread = tokio::runtime::Handle::current();
+            let mut thread = if place == Place::Near { here } else { tokio::runtime::Handle::current() };
             loop {
-                let open = peer.open_stripes();
+                let open = peer.open(place);
                 if open.len() >= wanted {
                     return Ok(open);
                 }
+                let open = peer.open_anywhere(place);
                 let stripe = if open.is_empty() { Stripe::First } else { Stripe::More };
                 let fail = |error: Error| if open.is_empty() { Err(peer.named(&error)) } else { Ok(open.clone()) };
                 if let Err(error) = peer.dialer(stripe).admit(Instant::now()) {
                     return fail(error);
                 }
-                // A connection lives on the thread that dials it; the stripes are spread over the threads.
+                // A connection lives where it is dialled; the stripes are spread over the threads.
                 let dial = thread.spawn(peer.clone().dial(stripe, options.clone(), identity, stats.clone()));
                 match dial.await.unwrap_or_else(|_| Err(peer.cut_short())) {
-                    Ok(connection) => peer.stripes.lock().push(connection),
+                    Ok(connection) => peer.at(place).lock().push(connection),
                     Err(error) => {
                         Stats::add(&stats.connections_failed, 1);
                         peer.dialer(stripe).failed(Instant::now(), backoff(&options), &error);
@@ -140,7 +178,7 @@ impl Peer {
         stats: Arc<Stats>,
     ) -> Result<Arc<Connection>, Error> {
         let limit = options.connect_timeout;
-        let stream = match timeout(limit, self.open(&options, identity)).await {
+        let stream = match timeout(limit, self.connect(&options, identity)).await {
             Ok(stream) => stream?,
             Err(_) => {
                 let what = format!("no connection within {} ms", limit.as_millis());
@@ -163,7 +201,7 @@ impl Peer {
         ))
     }
 
-    async fn open(&self, options: &TcpOptions, identity: DataIdentity) -> Result<TcpStream, Error> {
+    async fn connect(&self, options: &TcpOptions, identity: DataIdentity) -> Result<TcpStream, Error> {
         let failed = |e: std::io::Error| Error::new(ErrorCode::TransferFailed, e.to_string());
         let addresses = tokio::net::lookup_host((self.address.host(), self.address.port())).await.map_err(failed)?;
         let mut last = Error::new(ErrorCode::TransferFailed, "the name has no address");
