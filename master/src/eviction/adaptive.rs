@@ -28,9 +28,15 @@ use tidepool_proto::ObjectId;
 #[cfg(test)]
 #[path = "tests/links.rs"]
 mod links;
+#[cfg(test)]
+#[path = "tests/time.rs"]
+mod time;
 
 /// Ticks in which as many bytes are used as fit the cache.
 const TICKS_PER_CAPACITY: u64 = 128;
+/// Blocks of middling size that a tick takes at least while space was never needed: as long as little is there, what fits is not
+/// known, and ages that pass with every block would cost more than the puts.
+const BLOCKS_PER_TICK_MIN: u64 = 4;
 /// One key in this many is learned from.
 const SAMPLE: u64 = 8;
 /// Blocks put off that come back per tick.
@@ -124,8 +130,14 @@ impl Adaptive {
     /// Time passes by bytes used.
     fn used(&mut self, bytes: u64) {
         self.used_in_tick = self.used_in_tick.saturating_add(bytes);
-        let capacity = self.capacity.unwrap_or(self.residents.bytes());
-        let tick_bytes = (capacity / TICKS_PER_CAPACITY).max(1);
+        let (capacity, ticks) = match self.capacity {
+            Some(capacity) => (capacity, TICKS_PER_CAPACITY),
+            None => {
+                let ticks = self.residents.len() as u64 / BLOCKS_PER_TICK_MIN;
+                (self.residents.bytes(), ticks.clamp(1, TICKS_PER_CAPACITY))
+            }
+        };
+        let tick_bytes = (capacity / ticks).max(1);
         for _ in 0..TICKS_PER_CAPACITY {
             if self.used_in_tick < tick_bytes {
                 return;

@@ -22,7 +22,7 @@ use crate::memory::WriteReply;
 use crate::stats::{Stats, StatsSnapshot};
 
 /// Batches of at most so many bytes travel over the near connection while nothing else does.
-const NEAR_BYTES_MAX: u64 = 64 << 10;
+const NEAR_BYTES_MAX: u64 = 256 << 10;
 
 /// The tcp engine. A clone is another handle of the same connections, which live on the engine's own threads, but for one to each
 /// peer that lives in the runtime of its first caller. Calls may come from any tokio runtime with I/O and a timer.
