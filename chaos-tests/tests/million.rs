@@ -2,9 +2,11 @@
 
 mod rig;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use rig::{Pool, WITHIN, goes_on, http_get, keys, load, not_one_failed, pool, wait_for};
+use rig::saved::{lose_masters, read, saved_pool, start_restoring};
+use rig::{Pool, WITHIN, connect, goes_on, http_get, keys, load, not_one_failed, pool, wait_for};
 use tidepool_chaos_tests::admin;
 use tidepool_chaos_tests::bench::pressure::percentile_99;
 use tidepool_chaos_tests::clock::{monotonic_ns, ns_to_ms};
@@ -17,6 +19,8 @@ use tokio::task::JoinSet;
 const OBJECTS: usize = 1_000_000;
 const VALUE_BYTES: usize = 8;
 const BATCH: usize = 1_000;
+/// Of writers that are to hold the apply loop for short times, often.
+const SMALL_BATCH: usize = 64;
 const WRITERS: usize = 4;
 /// Calls a second of the load.
 const RATE_PER_S: f64 = 500.0;
@@ -32,12 +36,16 @@ fn objects() -> usize {
 
 /// Puts `count` tiny objects by several writers at once.
 async fn fill(pool: &Pool, prefix: &str, count: usize) {
+    fill_by(pool, prefix, count, BATCH).await;
+}
+
+async fn fill_by(pool: &Pool, prefix: &str, count: usize, batch: usize) {
     let mut writers = JoinSet::new();
     for writer in 0..WRITERS {
         let client = pool.client.clone();
         let mine = keys(&format!("{prefix}/{writer}"), count / WRITERS);
         writers.spawn(async move {
-            for batch in mine.chunks(BATCH) {
+            for batch in mine.chunks(batch) {
                 let items = batch.iter().map(|key| PutItem::new(key.clone(), vec![7; VALUE_BYTES])).collect();
                 let options = PutOptions { deadline: Some(WITHIN), ..PutOptions::default() };
                 client.put_many(items, options).await.into_iter().for_each(|put| assert!(put.is_ok(), "{put:?}"));
@@ -148,6 +156,148 @@ async fn measure_what_a_million_objects_cost() {
         let all_ready = began.elapsed().as_secs_f64();
         println!(
             "round {round}: from the start of all masters {first_get:.2} s to the first get, {all_ready:.2} s to all ready"
+        );
+    }
+}
+
+/// Seconds up to which an entry held a master's apply loop, and how many did since it started. Cumulative, as a scrape says it.
+async fn apply_held(pool: &Pool, at: usize) -> BTreeMap<String, u64> {
+    let (_, text) = http_get(pool.cluster.masters[at].http, "/metrics").await.expect("a scrape");
+    let of_entries =
+        |line: &&str| line.starts_with("tidepool_raft_apply_held_seconds_bucket") && line.contains("entry");
+    let bucket = |line: &str| {
+        let upto = line.split("le=\"").nth(1)?.split('"').next()?;
+        Some((upto.to_owned(), line.rsplit(' ').next()?.trim().parse::<f64>().ok()? as u64))
+    };
+    text.lines().filter(of_entries).filter_map(bucket).collect()
+}
+
+/// Entries between two scrapes: how many, how many longer than 2.56 ms, and a time that the longest did not take.
+fn held_between(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> (u64, u64, f64) {
+    let seconds = |upto: &str| upto.parse().unwrap_or(f64::INFINITY);
+    let mut grown: Vec<(f64, u64)> =
+        after.iter().map(|(upto, count)| (seconds(upto), count - before.get(upto).unwrap_or(&0))).collect();
+    grown.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let all = grown.last().map_or(0, |(_, count)| *count);
+    let short = grown.iter().rev().find(|(upto, _)| *upto < 0.002_6).map_or(0, |(_, count)| *count);
+    let longest = grown.iter().find(|(_, count)| *count == all).map_or(0.0, |(upto, _)| *upto);
+    (all, all - short, longest * 1e3)
+}
+
+/// Peak of the resident memory of a master, in megabytes.
+fn peak_mb(pool: &Pool, at: usize) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pool.cluster.masters[at].id().unwrap())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// What masters write in the background, one step of it.
+#[derive(Clone, Copy, Debug)]
+enum Written {
+    Nothing,
+    /// A standby's image, as its log's growth asks for.
+    OneImage,
+    /// The same, made and published, as the interval asks for.
+    Publication,
+    /// All masters' at once: their logs grow alike.
+    AllImages,
+}
+
+/// Has it written once under the load; answers when that was, and when the time it is measured in was.
+async fn write_once(pool: &mut Pool, what: Written) -> ((u64, u64), (u64, u64)) {
+    let leader = pool.cluster.leader(WITHIN).await.unwrap();
+    let addresses: Vec<_> = pool.cluster.masters.iter().map(|master| master.rpc).collect();
+    let standby = addresses[(leader + 1) % addresses.len()];
+    let (start, until) = (monotonic_ns(), Instant::now() + TIMED);
+    match what {
+        Written::Nothing => {}
+        Written::OneImage => _ = admin::compact(standby).await.unwrap(),
+        Written::Publication => _ = admin::take_snapshot(standby).await.unwrap(),
+        Written::AllImages => {
+            let images: JoinSet<_> = addresses.into_iter().map(admin::compact).collect();
+            images.join_all().await.into_iter().for_each(|image| _ = image.unwrap());
+        }
+    }
+    let written = monotonic_ns();
+    tokio::time::sleep(until.saturating_duration_since(Instant::now())).await;
+    ((start, written), (start, monotonic_ns()))
+}
+
+/// Prints what snapshots cost as the default settings take them: now and then, one at a time; how long entries hold the apply loops of
+/// masters that write an image while every shard changes; and how long a restore takes from the start of the process to the first
+/// bytes, and what memory.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "measures; run alone"]
+async fn measure_snapshots_as_they_are_by_default() {
+    let count = objects();
+    let mut pool = saved_pool(|options| {
+        options.datanodes = 1;
+        options.segment_bytes =
+            (count as u64 * 2).next_multiple_of(1 << 16) * extent_bytes(VALUE_BYTES as u64) + (4 << 30);
+    })
+    .await;
+    fill(&pool, "old", count).await;
+    for at in 0..3 {
+        println!("master {}: peak {} MB after {count} objects", at + 1, peak_mb(&pool, at));
+    }
+
+    let fleet = load(&pool, RATE_PER_S);
+    goes_on(&fleet).await;
+    let mut spans = Vec::new();
+    for what in [Written::Nothing, Written::OneImage, Written::Publication, Written::AllImages, Written::Nothing] {
+        spans.push((what, write_once(&mut pool, what).await));
+    }
+    let logs = not_one_failed(fleet, 1_000).await;
+    for (what, (writing, measured)) in spans {
+        let p99 = |span| percentile_99(&mut put_millis(&logs, span));
+        let seconds = ns_to_ms(measured.1 - measured.0) / 1e3;
+        print!("{what:?}: put p99 {:.2} ms over {seconds:.0} s", p99(measured));
+        match what {
+            Written::Nothing => println!(),
+            _ => println!("; {:.2} ms in its {:.2} s", p99(writing), ns_to_ms(writing.1 - writing.0) / 1e3),
+        }
+    }
+
+    for images in [false, true] {
+        let (mut held, began) = (Vec::new(), Instant::now());
+        for at in 0..3 {
+            held.push(apply_held(&pool, at).await);
+        }
+        let prefix = format!("more-{images}");
+        let writing = fill_by(&pool, &prefix, count / 10, SMALL_BATCH);
+        let addresses: Vec<_> = pool.cluster.masters.iter().map(|master| master.rpc).collect();
+        let imaging = async {
+            let images: JoinSet<_> = addresses.into_iter().filter(|_| images).map(admin::compact).collect();
+            images.join_all().await.into_iter().for_each(|image| _ = image.unwrap());
+            began.elapsed().as_secs_f64()
+        };
+        let ((), imaged) = tokio::join!(writing, imaging);
+        let wrote = began.elapsed().as_secs_f64();
+        for (at, before) in held.iter().enumerate() {
+            let (entries, long, longest_ms) = held_between(before, &apply_held(&pool, at).await);
+            println!(
+                "master {}, images: {images} ({imaged:.2} of {wrote:.2} s): {entries} entries, {long} longer than 2.56 ms, all within {longest_ms:.2} ms",
+                at + 1
+            );
+        }
+    }
+
+    let leader = pool.cluster.leader(WITHIN).await.unwrap();
+    admin::take_snapshot(pool.cluster.masters[leader].rpc).await.unwrap();
+    for round in 1..=ROUNDS {
+        lose_masters(&mut pool.cluster);
+        let began = Instant::now();
+        start_restoring(&mut pool.cluster, "");
+        pool.cluster.leader(WITHIN).await.unwrap();
+        let leads = began.elapsed().as_secs_f64();
+        let client = connect(&pool.cluster).await;
+        let got = read(&client, "old/0/0").await;
+        let first_get = began.elapsed().as_secs_f64();
+        assert_eq!(got.unwrap(), vec![7; VALUE_BYTES]);
+        pool.cluster.wait_serving(WITHIN).await.unwrap();
+        println!(
+            "round {round}: from the start with --restore-from {leads:.2} s to a leader, {first_get:.2} s to the first get, peak {} MB",
+            peak_mb(&pool, 0)
         );
     }
 }

@@ -82,6 +82,7 @@ impl Caller {
             .map_err(|_| certain(Error::new(ErrorCode::Unavailable, "the client is shutting down")))?;
         let mut uncertain = false;
         let mut backoff = Backoff::new();
+        let mut was_sent_on = false;
         // What a master said last: more than that the time is over.
         let mut said: Option<Error> = None;
         loop {
@@ -111,6 +112,12 @@ impl Caller {
                 (ErrorCode::DeadlineExceeded, Some(said)) => Some(said),
                 _ => Some(error),
             };
+            // After a handover the search for who leads now is pause enough; one that says it leads, and then refuses again, is not.
+            let is_sent_on = said.as_ref().is_some_and(|error| error.code() == ErrorCode::NotLeader) && advice_ms == 0;
+            if is_sent_on && !std::mem::replace(&mut was_sent_on, true) && !deadline.expired() {
+                self.metrics.requests_retried.add(1);
+                continue;
+            }
             if deadline.expired() || !deadline.sleep(backoff.next(advice_ms)).await {
                 let said = said.map(|error| error.to_string()).unwrap_or_default();
                 let last = format!("{op} was tried again; the last failure was: {said}");

@@ -21,7 +21,8 @@ const HELLO_MAX: Duration = Duration::from_millis(1000);
 /// First and longest pause between hellos to a standby while a leader is known that keeps its callers waiting.
 const STALL_PAUSE_MIN: Duration = Duration::from_millis(15);
 const STALL_PAUSE_MAX: Duration = Duration::from_millis(60);
-/// First and longest pause between dials while another member leads.
+/// First and longest pause between dials while another member leads. Each is a quarter longer than the one before: a member that
+/// restarted has its clients again when it was gone for little longer, and may be the next leader soon.
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(15);
 const DIAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -58,7 +59,7 @@ pub(crate) async fn attend(quorum: Arc<Quorum>, address: Address) {
         } else {
             search.reset();
             tokio::select! {
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(DIAL_PAUSE_MAX),
+                () = tokio::time::sleep(pause) => pause = (pause * 5 / 4).min(DIAL_PAUSE_MAX),
                 _ = leader.wait_for(Option::is_none) => pause = DIAL_PAUSE_MIN,
             }
         }

@@ -183,10 +183,14 @@ impl<C: Host, L: Link> RaftNetworkV2<C> for Peer<C, L> {
         if self.sends_beats {
             return stream_append_sequential(self, input, option);
         }
+        let mut input = input;
         Box::pin(async move {
+            // openraft's pause after a failure is where it makes the next request: a stream that were opened before there is one
+            // would be tried again at once, for as long as the member is gone.
+            let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
             let unanswered = Arc::new(AtomicU64::new(0));
             let sent = unanswered.clone();
-            let requests = input.map(move |request| {
+            let requests = stream::iter([first]).chain(input).map(move |request| {
                 sent.fetch_add(1, Ordering::AcqRel);
                 codec::encode(&request)
             });

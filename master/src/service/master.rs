@@ -185,14 +185,14 @@ impl Master {
         }
     }
 
-    /// Hands over if it leads (M7) and tells clients where to go, writes a snapshot if one is due soon, then stops.
+    /// Hands over if it leads (M7) and tells clients where to go, then writes a snapshot if one is due soon, then stops. Not both
+    /// at once: a snapshot takes a processor that may be the one the next leader and its clients need in just that moment.
     pub async fn shutdown(&self) {
-        let mut told = Duration::ZERO;
         if self.node.watch_leadership().borrow().role == Role::Leader {
             match rt::timeout(HANDOVER_WAIT, self.transfer_leader(None)).await {
                 Ok(Ok(successor)) => {
                     tracing::info!(successor = successor.0, "handed leadership over");
-                    told = TELL_SUCCESSOR;
+                    rt::sleep(TELL_SUCCESSOR).await;
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "could not hand leadership over; the others will elect"),
                 Err(_) => tracing::warn!("handing leadership over took too long; the others will elect"),
@@ -200,9 +200,7 @@ impl Master {
         }
         snapshots::at_stop(&self.service).await;
         self.service.set_tenure(None);
-        let snapshot = rt::timeout(LAST_SNAPSHOT_WAIT, self.node.compact_before_stop());
-        let ((), written) = tokio::join!(rt::sleep(told), snapshot);
-        match written {
+        match rt::timeout(LAST_SNAPSHOT_WAIT, self.node.compact_before_stop()).await {
             Ok(Ok(Some(index))) => tracing::info!(index, "snapshot written before the stop"),
             Ok(Ok(None)) => {}
             Ok(Err(error)) => tracing::warn!(%error, "no snapshot before the stop; the next start replays more"),

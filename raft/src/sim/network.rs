@@ -88,6 +88,8 @@ struct State<M: StateMachine> {
     again: SplitMix,
     /// Chunks of snapshots that arrived.
     chunks: BTreeMap<(NodeId, NodeId), u64>,
+    /// Streams of append requests that were asked for.
+    streams: BTreeMap<(NodeId, NodeId), u64>,
 }
 
 impl<M: StateMachine> World<M> {
@@ -103,6 +105,7 @@ impl<M: StateMachine> World<M> {
             twice: (0, Duration::ZERO),
             again: SplitMix::new(seed ^ 0x6167_6169_6e00),
             chunks: BTreeMap::new(),
+            streams: BTreeMap::new(),
         };
         World { state: Arc::new(Mutex::new(state)) }
     }
@@ -164,6 +167,11 @@ impl<M: StateMachine> World<M> {
     /// Chunks of snapshots that arrived so far, from one at the other.
     pub fn chunks(&self, from: NodeId, to: NodeId) -> u64 {
         self.state.lock().chunks.get(&(from, to)).copied().unwrap_or(0)
+    }
+
+    /// Streams of append requests that one asked the other for so far, whether there was anybody or not.
+    pub fn streams(&self, from: NodeId, to: NodeId) -> u64 {
+        self.state.lock().streams.get(&(from, to)).copied().unwrap_or(0)
     }
 
     fn note_chunk(&self, from: NodeId, to: NodeId) {
@@ -335,6 +343,7 @@ impl<M: StateMachine> Link for SimLink<M> {
         limit: Duration,
     ) -> Result<BoxStream<'static, Result<Bytes, LinkError>>, LinkError> {
         let (world, own, target) = (self.network.world.clone(), self.network.own, self.target);
+        *world.state.lock().streams.entry((own, target)).or_default() += 1;
         within(limit, world.travel(own, target)).await?;
         let door = self.enter()?;
         let (mut sent, arriving) = mpsc::channel::<Bytes>(BUFFERED);
