@@ -51,7 +51,10 @@ impl Process {
             Some(process) if process.is_here() => Ok(process),
             _ => {
                 let process: &'static Process = Box::leak(Box::new(Process::start()?));
-                std::thread::Builder::new().name("tidepool".into()).spawn(|| process.driver.keep()).map_err(no_threads)?;
+                std::thread::Builder::new()
+                    .name("tidepool".into())
+                    .spawn(|| process.driver.keep())
+                    .map_err(no_threads)?;
                 CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
                 Ok(process)
             }

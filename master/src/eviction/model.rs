@@ -98,15 +98,23 @@ impl Model {
             risk_all[at % AGES] += self.risk[at];
         }
         let prior = room.max(ROOM_MIN) as f32 * UPDATE_TICKS as f32 * PRIOR_SHARE;
+        // Of classes that nothing was seen of the worth is the same: of all classes, few are in use.
+        let mut unseen: Option<[f32; AGES]> = None;
         for class in 0..CLASSES {
+            let (hits, risk) = (&self.hits[class * AGES..][..AGES], &self.risk[class * AGES..][..AGES]);
             // Chance of a hit per tick at each age, drawn towards that of all classes where little was seen.
             let rate = |kind: usize| {
-                let at = class * AGES + kind;
                 let all = hits_all[kind] / (risk_all[kind] + 1.0);
-                (self.hits[at] + prior * all) / (self.risk[at] + prior)
+                (hits[kind] + prior * all) / (risk[kind] + prior)
             };
-            let worth =
-                if class == usize::from(UNREACHABLE) { [-1.0; AGES] } else { worth(&std::array::from_fn(rate)) };
+            let of_rate = || worth(&std::array::from_fn(rate));
+            let worth = if class == usize::from(UNREACHABLE) {
+                [-1.0; AGES]
+            } else if hits.iter().chain(risk).all(|&seen| seen == 0.0) {
+                *unseen.get_or_insert_with(of_rate)
+            } else {
+                of_rate()
+            };
             self.worth[class * AGES..][..AGES].copy_from_slice(&worth);
         }
         self.rank();
@@ -121,11 +129,7 @@ impl Model {
             for kind in 0..AGES {
                 let (from, to) = (first_age(kind), first_age(kind + 1));
                 let (low, high) = (((now + 1 - to) % RING) as usize, ((now - from) % RING) as usize);
-                let sum: u32 = if low <= high {
-                    mass[low..=high].iter().sum()
-                } else {
-                    mass[low..].iter().sum::<u32>() + mass[..=high].iter().sum::<u32>()
-                };
+                let sum = if low <= high { sum(&mass[low..=high]) } else { sum(&mass[low..]) + sum(&mass[..=high]) };
                 let at = class * AGES + kind;
                 present[at] = sum;
                 self.risk[at] = self.risk[at] * KEPT + (sum * UPDATE_TICKS) as f32;
@@ -178,6 +182,11 @@ impl Model {
             self.place[class as usize * AGES + age as usize] = rank as u16;
         }
     }
+}
+
+/// A sum of counts of keys in memory, far from overflowing; without a check at each step it is done many at a time.
+fn sum(counts: &[u32]) -> u32 {
+    counts.iter().fold(0, |sum, &count| sum.wrapping_add(count))
 }
 
 /// Worth of a block at each kind of age, from its chance of a hit per tick at each: the best ratio of hits to time held

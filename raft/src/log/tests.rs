@@ -99,3 +99,19 @@ fn what_is_being_written_when_the_log_fails_is_counted_off_once() {
     state.flushed(batch.bytes, 2);
     assert_eq!(state.queued_bytes(), 0);
 }
+
+/// Tried with the marker added to every batch: fails.
+#[test]
+fn the_committed_marker_never_comes_before_what_it_covers() {
+    let mut state = state::State::<Sim>::new(&OpenReport::default(), 1 << 20);
+    let last = state::BATCH_CALLS_MAX as u64;
+    for index in 0..=last {
+        state.append(vec![entry(1, index)], state::Done::Nobody).expect("it follows");
+    }
+    state.save_committed(log_id(1, last));
+    let marked = |batch: &state::Batch<Sim>| matches!(batch.steps.last(), Some(state::Step::Committed(_)));
+    let (first, second) = (state.take_batch(), state.take_batch());
+    assert!(!marked(&first), "the entry that it names is not among these");
+    assert!(marked(&second) && second.steps.len() == 2);
+    assert!(!state.only_marker_waits(), "once");
+}

@@ -1,8 +1,9 @@
 //! The tcp engine: long-lived striped connections, vectored I/O straight between socket and final memory.
 //!
 //! ```text
-//! TcpEngine -> Peer (one an address) -> Connection (one a stripe) ... socket ... TcpServer -> Memory
+//! TcpEngine -> Peer (one an address) -> Connection (one a stripe, and a near one) ... socket ... TcpServer -> Memory
 //! ```
+//! A batch of few bytes travels over the near connection, which lives in its caller's runtime ([`peer`]); any other over the stripes.
 //! A batch is split over the stripes into request frames ([`wire`]). Frames are pipelined: a connection's writer task
 //! sends them one behind the other, its reader task takes the answers, which come in the same order, and scatters
 //! payload into the callers' slices. Payload is never staged on either side.

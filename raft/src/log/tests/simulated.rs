@@ -56,6 +56,26 @@ fn calls_that_queue_up_share_one_sync() {
     });
 }
 
+/// Tried with a marker that is written as soon as it comes: fails, as it does with one that nothing is written for.
+#[test]
+fn the_committed_marker_waits_for_company_and_not_for_ever() {
+    simulate(async {
+        let disk = disk();
+        let marker = || disk.state().expect("readable").committed;
+        let (mut store, _) = open_sim(&disk).expect("opens");
+        append(&mut store, vec![entry(1, 0)]).await.expect("appends");
+        store.save_committed(Some(log_id(1, 0))).await.expect("saved");
+        Sim::sleep(Duration::from_millis(1)).await;
+        assert_eq!(marker(), None, "nobody waits for it");
+        append(&mut store, vec![entry(1, 1)]).await.expect("appends");
+        let first = marker();
+        assert!(first.is_some(), "it goes with what is written next");
+        store.save_committed(Some(log_id(1, 1))).await.expect("saved");
+        Sim::sleep(Duration::from_millis(100)).await;
+        assert_ne!(marker(), first, "and alone after a while");
+    });
+}
+
 #[test]
 fn a_vote_is_durable_when_saved() {
     simulate(async {
