@@ -250,6 +250,11 @@ impl LeaseTable {
         self.leases.get(&object.0).filter(|l| l.until_ms > now_ms).map(|l| (l.count, l.until_ms - now_ms))
     }
 
+    /// Whether an object could be marked now. A mark alone decides (L1): this is for those who compare many and take few.
+    pub fn could_be_marked(&self, object: ObjectId, now_ms: u64) -> bool {
+        self.leases.get(&object.0).is_none_or(|lease| !lease.marked && lease.until_ms <= now_ms)
+    }
+
     /// Number of entries, expired ones included until the next sweep.
     pub fn len(&self) -> usize {
         self.leases.len()

@@ -10,7 +10,7 @@ use tidepool_proto::{Error, NodeId, ObjectId, SegmentId};
 
 use super::core::Service;
 use super::leases::Marks;
-use super::room::{self, Found, VICTIMS_MAX, Victims, mark, tenants_by_share};
+use super::room::{self, Found, VICTIMS_MAX, Victims, could_mark, mark, tenants_by_share};
 use super::tenure::Tenure;
 use crate::directory::limits::IDS_PER_OP_MAX;
 use crate::directory::{Contact, Neighbourhood, SegmentView, Victim};
@@ -23,6 +23,8 @@ const NEIGHBOURS_MAX: usize = 1_024;
 /// The same for a put that needs the space of more objects than its op may name: few places, looked at widely.
 const WIDE_SEEDS: usize = 2;
 const WIDE_NEIGHBOURS_MAX: usize = 32_768;
+/// Runs chosen one after the other because an object of the one before was leased or marked between the look and the mark.
+const CHOICES_MAX: usize = 4;
 /// The youngest of the objects that are compared costs 2 to so many times its bytes.
 const YOUNGEST_PRICE_BITS: usize = 12;
 
@@ -153,30 +155,44 @@ fn around(
     let directory = service.directory();
     let seeds: Vec<ObjectId> = seeds.iter().copied().chain(oldest(service, segments, reach.seeds)).collect();
     let may_use = |segment| segments.contains(&segment);
-    let prices = |near: &[&Victim]| prices(service, tenure, near, reach.group, victims);
-    let found = directory.neighbour_victims(&seeds, extent_bytes, reach.pieces, may_use, prices);
-    let Neighbourhood { segment, victims: found } = found?;
-    let mut named: BTreeSet<ObjectId> = victims.found.iter().map(|victim| victim.object).collect();
-    for victim in found {
-        for object in std::iter::once(victim.object).chain(directory.companions(victim.object)) {
-            if named.len() < IDS_PER_OP_MAX && named.insert(object) {
-                let bytes = directory.as_victim(object).map_or(0, |victim| victim.bytes());
-                victims.found.push(Found { object, bytes, group: None });
-            }
+    for _ in 0..CHOICES_MAX {
+        let prices = |near: &[&Victim]| prices(service, tenure, near, reach.group, &victims.marks);
+        let found = directory.neighbour_victims(&seeds, extent_bytes, reach.pieces, may_use, prices);
+        let Neighbourhood { segment, victims: run } = found?;
+        if take(service, tenure, &run, victims) {
+            return Some(segment);
         }
     }
-    Some(segment)
+    None
 }
 
-/// Marks those of these that may go, and says what the going of each costs. That is its bytes, and many times as much for
-/// what the policies would give up last of them: what is near in space is seldom near in age.
-fn prices(
-    service: &Service,
-    tenure: &Tenure,
-    near: &[&Victim],
-    group_max: usize,
-    victims: &mut Victims,
-) -> Vec<Option<u64>> {
+/// Adds a run, and what goes with it, to what is marked; all of it or nothing, when some of it cannot be marked any more.
+fn take(service: &Service, tenure: &Tenure, run: &[Victim], victims: &mut Victims) -> bool {
+    let directory = service.directory();
+    let mut marks = Marks::new(tenure.leases.clone());
+    let mut named: BTreeSet<ObjectId> = victims.found.iter().map(|victim| victim.object).collect();
+    let mut found = Vec::new();
+    for victim in run {
+        for object in std::iter::once(victim.object).chain(directory.companions(victim.object)) {
+            if named.len() == IDS_PER_OP_MAX || !named.insert(object) {
+                continue;
+            }
+            if !victims.marks.holds(object) && mark(service, tenure, object, true, &mut marks) != Answer::Take {
+                return false;
+            }
+            let bytes = directory.as_victim(object).map_or(0, |victim| victim.bytes());
+            found.push(Found { object, bytes, group: None });
+        }
+    }
+    victims.marks.absorb(marks);
+    victims.found.append(&mut found);
+    true
+}
+
+/// Says what the going of each of these costs that may go. That is its bytes, and many times as much for what the policies
+/// would give up last of them: what is near in space is seldom near in age. None is marked: these are most of the oldest
+/// objects, and puts beside this one would be left with the youngest.
+fn prices(service: &Service, tenure: &Tenure, near: &[&Victim], group_max: usize, marks: &Marks) -> Vec<Option<u64>> {
     let directory = service.directory();
     let ranks = service.evictor().ranks(near.iter().map(|victim| (victim.tenant, victim.key, victim.object)));
     // What others must go before, or no policy knows, goes last.
@@ -193,7 +209,7 @@ fn prices(
         let companions = directory.companions(victim.object);
         let group = std::iter::once(victim.object).chain(companions.iter().copied());
         let may_go = companions.len() < group_max
-            && group.clone().all(|object| mark(service, tenure, object, true, &mut victims.marks) == Answer::Take);
+            && group.clone().all(|object| could_mark(service, tenure, object, true, marks));
         known.extend(group.map(|object| (object, may_go)));
         may_go
     };

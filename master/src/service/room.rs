@@ -212,11 +212,22 @@ fn admit(
     answer
 }
 
+/// Whether an object may go now as far as leases of the term before are concerned (L4).
+fn outlived_predecessor(service: &Service, tenure: &Tenure, object: ObjectId, urgent: bool) -> bool {
+    let may_break = urgent && service.options().failover_reclaim == FailoverReclaim::Allow;
+    may_break || !tenure.may_be_leased_by_predecessor(object)
+}
+
+/// Whether [`mark`] would mark it. Nothing is marked: readers of it, and other puts, are not held up.
+pub fn could_mark(service: &Service, tenure: &Tenure, object: ObjectId, urgent: bool, marks: &Marks) -> bool {
+    outlived_predecessor(service, tenure, object, urgent)
+        && (marks.holds(object) || tenure.leases.could_be_marked(object, tenure.now_ms()))
+}
+
 /// Marks an object, unless it may not go now. A lease says that it is in use; that the predecessor may have leased it
 /// (L4), or that another proposal names it, says nothing.
 pub fn mark(service: &Service, tenure: &Tenure, object: ObjectId, urgent: bool, marks: &mut Marks) -> Answer {
-    let protected = tenure.may_be_leased_by_predecessor(object);
-    if protected && !(urgent && service.options().failover_reclaim == FailoverReclaim::Allow) {
+    if !outlived_predecessor(service, tenure, object, urgent) {
         return Answer::Skip;
     }
     if marks.holds(object) {
@@ -224,7 +235,7 @@ pub fn mark(service: &Service, tenure: &Tenure, object: ObjectId, urgent: bool, 
     }
     match marks.mark(object, tenure.now_ms()) {
         Marked::Yes => {
-            if protected {
+            if tenure.may_be_leased_by_predecessor(object) {
                 service.metrics().leases_broken.inc();
             }
             Answer::Take
