@@ -44,6 +44,10 @@ const READMITTED_PER_TICK: usize = 256;
 
 /// In a resident's tag: chosen or refused lately, in the list of those put off.
 const ASIDE: u8 = 0x20;
+/// In a resident's tag: nobody was heard asking for it before it came. A standby hears of requests late (M8), of a put's too.
+const EXPECTED: u8 = 0x40;
+/// For so many ticks after it came, the first request for such a block counts as the one that it came with.
+const EXPECTED_TICKS: u32 = 8;
 /// In a ghost's tag: asked for, but LRU would not hold it.
 const PROBE: u8 = 0x20;
 /// Tag of a slot whose object is gone but which still has children.
@@ -54,8 +58,20 @@ struct Orphan;
 /// What is known of a key.
 #[derive(Clone, Copy, Debug)]
 enum Known {
-    Resident { slot: u32, class: u8, tick: u32 },
-    Ghost { class: u8, tick: u32, probe: u8 },
+    Resident {
+        slot: u32,
+        class: u8,
+        tick: u32,
+    },
+    /// Resident, and what is heard now is most likely the request that it came with.
+    Awaited {
+        slot: u32,
+    },
+    Ghost {
+        class: u8,
+        tick: u32,
+        probe: u8,
+    },
     Nothing,
 }
 
@@ -63,7 +79,7 @@ impl Known {
     fn class_and_tick(self) -> Option<(u8, u32)> {
         match self {
             Known::Resident { class, tick, .. } | Known::Ghost { class, tick, .. } => Some((class, tick)),
-            Known::Nothing => None,
+            Known::Awaited { .. } | Known::Nothing => None,
         }
     }
 }
@@ -187,7 +203,11 @@ impl Adaptive {
     fn look(&self, key: u64) -> Known {
         if let Some(slot) = self.residents.find(key) {
             let entry = self.residents.at(slot);
-            return Known::Resident { slot, class: entry.tag & CLASS, tick: self.clamp(entry.tick) };
+            let (class, tick) = (entry.tag & CLASS, self.clamp(entry.tick));
+            if entry.tag & EXPECTED != 0 && self.tick - tick <= EXPECTED_TICKS {
+                return Known::Awaited { slot };
+            }
+            return Known::Resident { slot, class, tick };
         }
         let Some(place) = self.ghosts.find(key) else { return Known::Nothing };
         let ghost = self.ghosts.get(place);
@@ -334,7 +354,7 @@ impl Adaptive {
             actual &= matches!(found, Known::Resident { .. });
             let in_lru = match found {
                 Known::Resident { tick, .. } | Known::Ghost { tick, probe: 0, .. } => self.shadow.holds(tick),
-                Known::Ghost { .. } | Known::Nothing => false,
+                Known::Ghost { .. } | Known::Awaited { .. } | Known::Nothing => false,
             };
             lru &= in_lru;
             fronts.actual += u32::from(actual);
@@ -373,6 +393,22 @@ impl Adaptive {
         bytes
     }
 
+    /// The request that a resident block came with is heard only now: the block is of the class that it would have been of.
+    fn hear_late(&mut self, slot: u32, turn: u8, is_last: bool) {
+        let entry = *self.residents.at(slot);
+        let (before, tick) = (entry.tag & CLASS, self.clamp(entry.tick));
+        let class = if before == UNREACHABLE { before } else { class_used(None, turn, is_last) };
+        self.unlist(slot);
+        self.residents.at_mut(slot).tag = class;
+        if entry.children == 0 {
+            self.list(slot);
+        }
+        if self.ghosts.is_sampled(entry.key) {
+            self.model.leave(before, tick);
+            self.model.enter(class, tick);
+        }
+    }
+
     /// A request asked for a key that is not resident.
     fn use_absent(&mut self, key: u64, turn: u8, is_last: bool) {
         match self.look(key) {
@@ -394,7 +430,7 @@ impl Adaptive {
                 }
                 self.enter_model(key, class);
             }
-            Known::Nothing | Known::Resident { .. } => {
+            Known::Nothing | Known::Awaited { .. } | Known::Resident { .. } => {
                 let class = class_used(None, turn, is_last);
                 self.remember(key, self.tick, class | PROBE);
                 self.enter_model(key, class);
@@ -405,7 +441,9 @@ impl Adaptive {
     /// Ends what is tracked of a key that is about to be inserted; gives the class it starts with.
     fn arriving(&mut self, key: u64) -> u8 {
         match self.look(key) {
-            Known::Resident { slot, class, tick } => {
+            Known::Resident { slot, .. } | Known::Awaited { slot } => {
+                let entry = self.residents.at(slot);
+                let (class, tick) = (entry.tag & CLASS, self.clamp(entry.tick));
                 if self.ghosts.is_sampled(key) {
                     self.model.leave(class, tick);
                 }
@@ -442,6 +480,7 @@ impl Adaptive {
 
 impl Policy for Adaptive {
     fn inserted(&mut self, object: Inserted) {
+        let expected = if matches!(self.look(object.key), Known::Nothing) { EXPECTED } else { 0 };
         let mut class = self.arriving(object.key);
         let parent = self.parent_of(object.key);
         if parent.is_err() {
@@ -450,7 +489,7 @@ impl Policy for Adaptive {
         let slot = self.residents.insert(object);
         let now = self.tick;
         let entry = self.residents.at_mut(slot);
-        (entry.tag, entry.tick) = (class, now);
+        (entry.tag, entry.tick) = (class | expected, now);
         self.list(slot);
         self.enter_model(object.key, class);
         self.shadow.enter(now, object.bytes);
@@ -476,6 +515,13 @@ impl Policy for Adaptive {
             let slot = match found {
                 &Known::Resident { slot, .. } => {
                     bytes += self.use_resident(slot, turn, is_last);
+                    slot
+                }
+                &Known::Awaited { slot } => {
+                    self.hear_late(slot, turn, is_last);
+                    if i > 0 {
+                        self.parents.note(key, keys[i - 1]);
+                    }
                     slot
                 }
                 Known::Ghost { .. } | Known::Nothing => {

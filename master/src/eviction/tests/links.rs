@@ -1,7 +1,7 @@
 //! What must hold of the links of `Adaptive` after any event.
 
 use super::super::resident::NONE;
-use super::{ASIDE, Adaptive, CLASS, HOLLOW};
+use super::{ASIDE, Adaptive, CLASS, EXPECTED, HOLLOW};
 use std::collections::BTreeMap;
 
 impl Adaptive {
@@ -14,7 +14,7 @@ impl Adaptive {
             for slot in self.residents.listed(list) {
                 let entry = self.residents.at(slot);
                 assert_eq!(
-                    (entry.tag, entry.children),
+                    (entry.tag & !EXPECTED, entry.children),
                     (class, 0),
                     "a cell holds blocks of its class without children"
                 );
@@ -22,7 +22,7 @@ impl Adaptive {
             }
         }
         for slot in self.residents.listed(self.aside) {
-            assert_eq!(self.residents.at(slot).tag & !CLASS, ASIDE, "put off, and known to be");
+            assert_eq!(self.residents.at(slot).tag & !(CLASS | EXPECTED), ASIDE, "put off, and known to be");
             *places.entry(slot).or_default() += 1;
         }
         let mut children: BTreeMap<u32, u32> = BTreeMap::new();
