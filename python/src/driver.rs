@@ -5,9 +5,10 @@
 //! runtime's own, the keeper, drives it while nobody waits, while several wait (the one that drove would have to hand over to the
 //! next each time its call ends), and while calls of an asyncio loop are under way.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -31,20 +32,21 @@ struct Shared {
     waiting: AtomicUsize,
     /// Calls of asyncio loops under way.
     handed_over: AtomicUsize,
-    /// Calls that threads have waited for so far.
+    /// Calls that threads have waited for so far: one that is done at its first poll drives nothing, and does not count.
     calls: AtomicU64,
     /// Until when threads count as several, in microseconds since `started`.
     crowd_until_us: AtomicU64,
-    /// Asks the keeper to stand aside.
+    /// Asks the keeper to stand aside, once until it did.
     step_aside: Notify,
+    asked: AtomicBool,
     /// Whether the keeper stands aside, and what ends that before its time.
     aside: Mutex<bool>,
     wanted: Condvar,
 }
 
 impl Driver {
-    /// A runtime, and the thread that keeps it.
-    pub(crate) fn start() -> std::io::Result<Driver> {
+    /// A runtime, and the thread that keeps it for as long as the process lives.
+    pub(crate) fn start() -> std::io::Result<Arc<Driver>> {
         let runtime = Builder::new_current_thread().enable_all().thread_name("tidepool").build()?;
         let shared = Arc::new(Shared {
             started: Instant::now(),
@@ -53,14 +55,17 @@ impl Driver {
             calls: AtomicU64::new(0),
             crowd_until_us: AtomicU64::new(0),
             step_aside: Notify::new(),
+            asked: AtomicBool::new(false),
             aside: Mutex::new(false),
             wanted: Condvar::new(),
         });
-        Ok(Driver { runtime, shared })
+        let driver = Arc::new(Driver { runtime, shared });
+        let keeper = driver.clone();
+        std::thread::Builder::new().name("tidepool".into()).spawn(move || keeper.keep())?;
+        Ok(driver)
     }
 
-    /// Body of the keeper's thread: never ends.
-    pub(crate) fn keep(&self) {
+    fn keep(&self) {
         loop {
             self.runtime.block_on(self.shared.step_aside.notified());
             self.shared.stand_aside();
@@ -74,6 +79,14 @@ impl Driver {
     /// Polls `work` in this thread for at most `limit`. None: it is not done.
     pub(crate) fn block_on<T>(&self, work: impl Future<Output = T>, limit: Duration) -> Option<T> {
         let _here = self.shared.enter();
+        let (mut work, mut counted) = (pin!(work), false);
+        let work = poll_fn(|cx| {
+            let polled = work.as_mut().poll(cx);
+            if polled.is_pending() && !std::mem::replace(&mut counted, true) {
+                self.shared.calls.fetch_add(1, Ordering::SeqCst);
+            }
+            polled
+        });
         self.runtime.block_on(async { tokio::time::timeout(limit, work).await.ok() })
     }
 
@@ -110,12 +123,11 @@ impl Shared {
 
     fn enter(&self) -> Here<'_> {
         let others = self.waiting.fetch_add(1, Ordering::SeqCst);
-        self.calls.fetch_add(1, Ordering::SeqCst);
         let now_us = self.now_us();
         if others > 0 {
             self.crowd_until_us.store(now_us + CROWD.as_micros() as u64, Ordering::Relaxed);
             self.call_back();
-        } else if self.keeper_may_rest(now_us) && !*self.aside.lock() {
+        } else if self.keeper_may_rest(now_us) && !*self.aside.lock() && !self.asked.swap(true, Ordering::SeqCst) {
             self.step_aside.notify_one();
         }
         Here(self)
@@ -146,5 +158,6 @@ impl Shared {
             calls = seen;
         }
         *aside = false;
+        self.asked.store(false, Ordering::SeqCst);
     }
 }

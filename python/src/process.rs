@@ -1,9 +1,10 @@
-//! What one process has once: the runtime, and the thread that hands results of asynchronous calls to Python.
+//! What one process has once: the runtime with the thread that keeps it, and the thread that hands results of asynchronous calls to Python.
 //!
 //! A fork takes neither along, so each is tied to the process id that made it: a child makes its own, and what it inherited is
 //! never touched again, not even to free it (a lock in it may be held by a thread that the child does not have).
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -32,7 +33,7 @@ pub(crate) enum Errand {
 /// The runtime of one process.
 pub(crate) struct Process {
     pid: u32,
-    driver: Driver,
+    driver: Arc<Driver>,
     errands: Mutex<Sender<Errand>>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -51,10 +52,6 @@ impl Process {
             Some(process) if process.is_here() => Ok(process),
             _ => {
                 let process: &'static Process = Box::leak(Box::new(Process::start()?));
-                std::thread::Builder::new()
-                    .name("tidepool".into())
-                    .spawn(|| process.driver.keep())
-                    .map_err(no_threads)?;
                 CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
                 Ok(process)
             }
@@ -62,12 +59,12 @@ impl Process {
     }
 
     fn start() -> PyResult<Process> {
-        let driver = Driver::start().map_err(no_threads)?;
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new()
             .name("tidepool-python".into())
             .spawn(move || deliver(receiver))
             .map_err(no_threads)?;
+        let driver = Driver::start().map_err(no_threads)?;
         Ok(Process { pid: std::process::id(), driver, errands: Mutex::new(sender), thread: Mutex::new(Some(thread)) })
     }
 

@@ -397,7 +397,10 @@ impl Adaptive {
     fn hear_late(&mut self, slot: u32, turn: u8, is_last: bool) {
         let entry = *self.residents.at(slot);
         let (before, tick) = (entry.tag & CLASS, self.clamp(entry.tick));
-        let class = if before == UNREACHABLE { before } else { class_used(None, turn, is_last) };
+        let class = match self.parent_of(entry.key) {
+            Ok(_) => class_used(None, turn, is_last),
+            Err(Orphan) => UNREACHABLE,
+        };
         self.unlist(slot);
         self.residents.at_mut(slot).tag = class;
         if entry.children == 0 {
@@ -480,7 +483,10 @@ impl Adaptive {
 
 impl Policy for Adaptive {
     fn inserted(&mut self, object: Inserted) {
-        let expected = if matches!(self.look(object.key), Known::Nothing) { EXPECTED } else { 0 };
+        let expected = match self.look(object.key) {
+            Known::Nothing | Known::Awaited { .. } => EXPECTED,
+            Known::Resident { .. } | Known::Ghost { .. } => 0,
+        };
         let mut class = self.arriving(object.key);
         let parent = self.parent_of(object.key);
         if parent.is_err() {
@@ -518,10 +524,10 @@ impl Policy for Adaptive {
                     slot
                 }
                 &Known::Awaited { slot } => {
-                    self.hear_late(slot, turn, is_last);
                     if i > 0 {
                         self.parents.note(key, keys[i - 1]);
                     }
+                    self.hear_late(slot, turn, is_last);
                     slot
                 }
                 Known::Ghost { .. } | Known::Nothing => {

@@ -166,7 +166,8 @@ fn around(
     None
 }
 
-/// Adds a run, and what goes with it, to what is marked; all of it or nothing, when some of it cannot be marked any more.
+/// Adds a run, and what goes with it, to what is marked, up to what an op may name; nothing when some of it cannot be marked any
+/// more.
 fn take(service: &Service, tenure: &Tenure, run: &[Victim], victims: &mut Victims) -> bool {
     let directory = service.directory();
     let mut marks = Marks::new(tenure.leases.clone());

@@ -86,7 +86,7 @@ impl<C: Config> Flusher<C> {
             let batch = {
                 let mut state = self.shared.state.lock();
                 while state.is_idle() && !state.closing && state.failure.is_none() {
-                    // A marker that comes while the thread waits without limit is found at its next look.
+                    // Nobody wakes it for a marker: it looks for one.
                     let waited = self.shared.work.wait_for(&mut state, MARKER_WAIT);
                     if waited.timed_out() && state.only_marker_waits() {
                         break;

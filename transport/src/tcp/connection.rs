@@ -116,9 +116,10 @@ impl Connection {
         });
         Stats::add(&shared.stats.connections_opened, 1);
         Stats::add(&shared.stats.connections_open, 1);
-        let (writing, reading) = (EndsWith(shared.clone(), Half::Sending), EndsWith(shared.clone(), Half::Receiving));
-        tokio::spawn(async move { write_all(&writing.0, queued).await });
-        tokio::spawn(async move { read_all(&reading.0).await });
+        let mut sending = Sending { shared: shared.clone(), queue: queued };
+        let receiving = Receiving(shared.clone());
+        tokio::spawn(async move { write_all(&sending.shared, &mut sending.queue).await });
+        tokio::spawn(async move { read_all(&receiving.0).await });
         Arc::new(Connection { shared, queue })
     }
 
@@ -157,23 +158,31 @@ impl Connection {
     }
 }
 
-/// Ends a connection whose tasks are gone with their runtime, so that it is dialled anew.
-struct EndsWith(Arc<Shared>, Half);
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    Sending,
-    Receiving,
+/// The half that sends: when it ends, with its runtime too, what was not sent is told so.
+struct Sending {
+    shared: Arc<Shared>,
+    queue: mpsc::Receiver<Queued>,
 }
 
-impl Drop for EndsWith {
+impl Drop for Sending {
     fn drop(&mut self) {
-        let EndsWith(shared, half) = self;
-        // One that sends nothing more still takes its answers.
-        if *half == Half::Receiving || !shared.leaving.load(Ordering::Acquire) {
-            let what = format!("connection to {}: the runtime that it lived in has ended", shared.peer);
-            shared.close(Error::new(ErrorCode::Unavailable, what));
+        // One that was left sends nothing more, and still takes its answers.
+        if !self.shared.leaving.load(Ordering::Acquire) {
+            self.shared.end_with_runtime();
         }
+        self.queue.close();
+        while let Ok(queued) = self.queue.try_recv() {
+            queued.exchange.end(&self.shared.why_closed());
+        }
+    }
+}
+
+/// The half that takes answers.
+struct Receiving(Arc<Shared>);
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.end_with_runtime();
     }
 }
 
@@ -183,6 +192,15 @@ impl Shared {
         let why = lane.closed.as_ref().or(lane.leaving.as_ref());
         why.cloned()
             .unwrap_or_else(|| Error::new(ErrorCode::TransferFailed, format!("connection to {} closed", self.peer)))
+    }
+
+    /// A task of this connection is gone. If the connection did not end before, its runtime has: that says nothing of the peer.
+    fn end_with_runtime(&self) {
+        if !self.closed.load(Ordering::Acquire) {
+            self.on_end.lock().take();
+            let what = format!("connection to {}: the runtime that it lived in has ended", self.peer);
+            self.close(Error::new(ErrorCode::Unavailable, what));
+        }
     }
 
     /// Sends nothing more: a frame was left half sent. The peer answers what it has whole, then meets the end of the
@@ -307,7 +325,7 @@ impl Shared {
 }
 
 /// Sends queued frames until the connection ends or nobody can queue any more.
-async fn write_all(shared: &Shared, mut queue: mpsc::Receiver<Queued>) {
+async fn write_all(shared: &Shared, queue: &mut mpsc::Receiver<Queued>) {
     let error = loop {
         let first = tokio::select! {
             biased;
@@ -318,7 +336,7 @@ async fn write_all(shared: &Shared, mut queue: mpsc::Receiver<Queued>) {
             let what = format!("connection to {}: the engine was dropped", shared.peer);
             break Some(Error::new(ErrorCode::Unavailable, what));
         };
-        match write_some(shared, first, &mut queue).await {
+        match write_some(shared, first, queue).await {
             Ok(Whole::Sent) => {}
             Ok(Whole::GivenUp(left)) => {
                 shared.leave(shared.left_half_sent(left));
@@ -329,10 +347,6 @@ async fn write_all(shared: &Shared, mut queue: mpsc::Receiver<Queued>) {
     };
     if let Some(error) = error {
         shared.close(error);
-    }
-    queue.close();
-    while let Ok(queued) = queue.try_recv() {
-        queued.exchange.end(&shared.why_closed());
     }
 }
 

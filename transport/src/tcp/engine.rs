@@ -16,16 +16,13 @@ use super::exchange::{Exchange, ReadExchange, WriteExchange};
 use super::frames::{self, Frame, Piece};
 use super::io_threads::IoThreads;
 use super::options::{DataIdentity, ITEM_BYTES_MAX, TcpOptions};
-use super::peer::{Peer, Place};
+use super::peer::Peer;
 use crate::engine::{Engine, ReadItem, WriteError, WriteItem};
 use crate::memory::WriteReply;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// Batches of at most so many bytes travel over the near connection while nothing else does.
-const NEAR_BYTES_MAX: u64 = 256 << 10;
-
 /// The tcp engine. A clone is another handle of the same connections, which live on the engine's own threads, but for one to each
-/// peer that lives in the runtime of its first caller. Calls may come from any tokio runtime with I/O and a timer.
+/// peer, for small transfers, that lives in the runtime of its callers. Calls may come from any tokio runtime with I/O and a timer.
 #[derive(Clone)]
 pub struct TcpEngine {
     shared: Arc<Shared>,
@@ -112,8 +109,13 @@ impl TcpEngine {
         let threads = self.shared.threads.as_ref().map_err(Error::clone)?;
         let identity = *self.shared.identity.lock();
         let peer = self.peer(address);
-        let at = if total <= NEAR_BYTES_MAX && !peer.is_near_busy() { Place::Near } else { Place::Threads };
-        let mut stripes = peer.connections(at, wanted, options, identity, threads, &self.shared.stats).await?;
+        let stats = &self.shared.stats;
+        let is_small = wanted == 1 && total <= options.near_bytes_max;
+        let near = if is_small { peer.near(options, identity, stats) } else { None };
+        let mut stripes = match near {
+            Some(near) => vec![near],
+            None => peer.connections(wanted, options, identity, threads, stats).await?,
+        };
         stripes.sort_by_key(|connection| connection.pending_bytes());
         stripes.truncate(wanted);
         let frames = frames::cut(items, stripes.len());

@@ -55,6 +55,9 @@ pub struct TcpOptions {
     pub io_threads: usize,
     /// Bytes from which a batch is spread over the stripes.
     pub stripe_bytes_min: u64,
+    /// Batches of at most so many bytes travel over a connection that lives in their caller's runtime, where nothing else is under
+    /// way on it; 0: there is no such connection.
+    pub near_bytes_max: u64,
     /// Longest dial, handshake included.
     pub connect_timeout: Duration,
     /// Frames in flight on one connection; further ones wait inside their deadline.
@@ -83,6 +86,7 @@ impl TcpOptions {
             stripes: 2,
             io_threads: super::io_threads::default_count(),
             stripe_bytes_min: 1 << 20,
+            near_bytes_max: 256 << 10,
             connect_timeout: Duration::from_millis(250),
             in_flight_frames_max: 128,
             peers_max: 4096,

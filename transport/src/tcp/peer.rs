@@ -1,7 +1,8 @@
 //! One peer: its connections, and the dialling of missing ones.
 //!
-//! Payload travels over stripes, which live on the engine's own threads. What is small travels over one more connection that lives
-//! where its callers do: handing over to another thread and back costs more than the transfer.
+//! Payload travels over stripes, which live on the engine's own threads. What is small travels over one more connection, the near
+//! one, which lives in the runtime of its callers: handing over to another thread and back costs more than a small transfer. It
+//! is dialled beside a stripe that works, in the background; nothing waits for it, and its fate says nothing of the peer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidepool_proto::{Address, Error, ErrorCode};
 use tokio::net::TcpStream;
+use tokio::runtime::{Handle, Id};
 use tokio::time::{Instant, timeout};
 
 use super::connection::{Connection, Ended};
@@ -18,11 +20,14 @@ use super::options::{DataIdentity, TcpOptions};
 use super::{handshake, socket};
 use crate::stats::Stats;
 
+/// Pause before a near connection is dialled again that could not be had.
+const NEAR_PAUSE: Duration = Duration::from_secs(10);
+
 /// A peer and its connections.
 pub(super) struct Peer {
     address: Address,
     stripes: Mutex<Vec<Arc<Connection>>>,
-    near: Mutex<Vec<Arc<Connection>>>,
+    near: Mutex<Near>,
     /// Held by whoever dials; a dial outlives the call that asked for it.
     dialling: Arc<tokio::sync::Mutex<()>>,
     /// When the peer may be dialled while nothing is connected.
@@ -32,20 +37,29 @@ pub(super) struct Peer {
     more: Dialer,
 }
 
+/// The near connection.
+#[derive(Default)]
+struct Near {
+    /// It, and the runtime that it lives in.
+    connection: Option<(Id, Arc<Connection>)>,
+    dialling: bool,
+    not_before: Option<Instant>,
+}
+
+/// Ends a dial of the near connection however it ends, with its runtime too.
+struct NearDial(Arc<Peer>);
+
+impl Drop for NearDial {
+    fn drop(&mut self) {
+        self.0.near.lock().dialling = false;
+    }
+}
+
 /// Which of the two a connection was dialled by.
 #[derive(Clone, Copy)]
 enum Stripe {
     First,
     More,
-}
-
-/// Where connections are driven.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// In the runtime of whoever dialled it.
-    Near,
-    /// On the engine's threads.
-    Threads,
 }
 
 impl Peer {
@@ -60,24 +74,10 @@ impl Peer {
         })
     }
 
-    fn at(&self, place: Place) -> &Mutex<Vec<Arc<Connection>>> {
-        match place {
-            Place::Near => &self.near,
-            Place::Threads => &self.stripes,
-        }
-    }
-
-    fn open(&self, place: Place) -> Vec<Arc<Connection>> {
-        let mut connections = self.at(place).lock();
-        connections.retain(|connection| !connection.has_ended());
-        connections.iter().filter(|connection| connection.is_open()).cloned().collect()
-    }
-
-    /// What is open at the one place, or, where nothing is, at the other.
-    fn open_anywhere(&self, place: Place) -> Vec<Arc<Connection>> {
-        let other = if place == Place::Near { Place::Threads } else { Place::Near };
-        let open = self.open(place);
-        if open.is_empty() { self.open(other) } else { open }
+    fn open_stripes(&self) -> Vec<Arc<Connection>> {
+        let mut stripes = self.stripes.lock();
+        stripes.retain(|connection| !connection.has_ended());
+        stripes.iter().filter(|connection| connection.is_open()).cloned().collect()
     }
 
     fn dialer(&self, stripe: Stripe) -> &Dialer {
@@ -89,66 +89,92 @@ impl Peer {
 
     /// Whether nothing is connected.
     pub(super) fn is_idle(&self) -> bool {
-        self.open_anywhere(Place::Threads).is_empty()
+        self.open_stripes().is_empty()
     }
 
     /// Closes all connections.
     pub(super) fn close(&self, error: &Error) {
-        for place in [Place::Near, Place::Threads] {
-            let connections = std::mem::take(&mut *self.at(place).lock());
-            connections.iter().for_each(|connection| connection.close(error.clone()));
-        }
+        let mut connections = std::mem::take(&mut *self.stripes.lock());
+        connections.extend(self.near.lock().connection.take().map(|(_, near)| near));
+        connections.iter().for_each(|connection| connection.close(error.clone()));
     }
 
-    /// Whether something is under way on the near connection: what comes now shall not wait behind it.
-    pub(super) fn is_near_busy(&self) -> bool {
-        self.near.lock().iter().any(|connection| connection.pending_bytes() > 0)
+    /// The near connection, if it lives in this runtime and nothing is under way on it: what comes now shall not wait behind that.
+    /// Where there is none, one is dialled for those who come later.
+    pub(super) fn near(
+        self: &Arc<Self>,
+        options: &Arc<TcpOptions>,
+        identity: DataIdentity,
+        stats: &Arc<Stats>,
+    ) -> Option<Arc<Connection>> {
+        let here = Handle::current();
+        let mut near = self.near.lock();
+        if let Some((runtime, connection)) = near.connection.as_ref().filter(|(_, near)| near.is_open()) {
+            return (*runtime == here.id() && connection.pending_bytes() == 0).then(|| connection.clone());
+        }
+        let now = Instant::now();
+        if near.dialling || near.not_before.is_some_and(|at| now < at) || self.open_stripes().is_empty() {
+            return None;
+        }
+        (near.dialling, near.connection) = (true, None);
+        let (dial, options, stats) = (NearDial(self.clone()), options.clone(), stats.clone());
+        let runtime = here.id();
+        here.spawn(async move {
+            let dialled = dial.0.dial(None, &options, identity, &stats).await;
+            {
+                let mut near = dial.0.near.lock();
+                match dialled {
+                    Ok(connection) => near.connection = Some((runtime, connection)),
+                    Err(_) => near.not_before = Some(now + NEAR_PAUSE),
+                }
+            }
+            drop(dial);
+        });
+        None
     }
 
     /// Open connections: at least one, up to `wanted`. While the peer is down this fails at once until the next dial
-    /// is due; a peer with some connections works with those.
+    /// is due; a peer with some stripes works with those.
     pub(super) async fn connections(
         self: &Arc<Self>,
-        place: Place,
         wanted: usize,
         options: &Arc<TcpOptions>,
         identity: DataIdentity,
         threads: &Arc<IoThreads>,
         stats: &Arc<Stats>,
     ) -> Result<Vec<Arc<Connection>>, Error> {
-        let open = self.open(place);
+        let open = self.open_stripes();
         if open.len() >= wanted {
             return Ok(open);
         }
-        let open = self.open_anywhere(place);
         let turn = match open.is_empty() {
             true => self.dialling.clone().lock_owned().await,
-            // Somebody is adding connections already: go on with what there is.
+            // Somebody is adding stripes already: go on with what there is.
             false => match self.dialling.clone().try_lock_owned() {
                 Ok(turn) => turn,
                 Err(_) => return Ok(open),
             },
         };
         let (peer, options, stats) = (self.clone(), options.clone(), stats.clone());
-        let (others, here) = (threads.clone(), tokio::runtime::Handle::current());
+        let others = threads.clone();
         let dialled = threads.pick().spawn(async move {
             let _turn = turn;
-            let mut thread = if place == Place::Near { here } else { tokio::runtime::Handle::current() };
+            let mut thread = tokio::runtime::Handle::current();
             loop {
-                let open = peer.open(place);
+                let open = peer.open_stripes();
                 if open.len() >= wanted {
                     return Ok(open);
                 }
-                let open = peer.open_anywhere(place);
                 let stripe = if open.is_empty() { Stripe::First } else { Stripe::More };
                 let fail = |error: Error| if open.is_empty() { Err(peer.named(&error)) } else { Ok(open.clone()) };
                 if let Err(error) = peer.dialer(stripe).admit(Instant::now()) {
                     return fail(error);
                 }
-                // A connection lives where it is dialled; the stripes are spread over the threads.
-                let dial = thread.spawn(peer.clone().dial(stripe, options.clone(), identity, stats.clone()));
-                match dial.await.unwrap_or_else(|_| Err(peer.cut_short())) {
-                    Ok(connection) => peer.at(place).lock().push(connection),
+                // A connection lives on the thread that dials it; the stripes are spread over the threads.
+                let (dialler, settings, counts) = (peer.clone(), options.clone(), stats.clone());
+                let dial = async move { dialler.dial(Some(stripe), &settings, identity, &counts).await };
+                match thread.spawn(dial).await.unwrap_or_else(|_| Err(peer.cut_short())) {
+                    Ok(connection) => peer.stripes.lock().push(connection),
                     Err(error) => {
                         Stats::add(&stats.connections_failed, 1);
                         peer.dialer(stripe).failed(Instant::now(), backoff(&options), &error);
@@ -170,24 +196,25 @@ impl Peer {
             .retry_after(error.retry_after_ms())
     }
 
+    /// Connects, here. What becomes of a stripe tells the dialer when to dial again.
     async fn dial(
-        self: Arc<Self>,
-        stripe: Stripe,
-        options: Arc<TcpOptions>,
+        self: &Arc<Self>,
+        stripe: Option<Stripe>,
+        options: &TcpOptions,
         identity: DataIdentity,
-        stats: Arc<Stats>,
+        stats: &Arc<Stats>,
     ) -> Result<Arc<Connection>, Error> {
         let limit = options.connect_timeout;
-        let stream = match timeout(limit, self.connect(&options, identity)).await {
+        let stream = match timeout(limit, self.open(options, identity)).await {
             Ok(stream) => stream?,
             Err(_) => {
                 let what = format!("no connection within {} ms", limit.as_millis());
                 return Err(Error::new(ErrorCode::TransferFailed, what));
             }
         };
-        let (peer, backoff) = (Arc::downgrade(&self), backoff(&options));
+        let (peer, backoff) = (Arc::downgrade(self), backoff(options));
         let on_end = move |ended: &Ended<'_>| {
-            if let Some(peer) = peer.upgrade() {
+            if let (Some(peer), Some(stripe)) = (peer.upgrade(), stripe) {
                 peer.dialer(stripe).ended(Instant::now(), backoff, ended);
             }
         };
@@ -196,12 +223,12 @@ impl Peer {
             stream,
             options.in_flight_frames_max,
             options.stall_timeout,
-            stats,
+            stats.clone(),
             Box::new(on_end),
         ))
     }
 
-    async fn connect(&self, options: &TcpOptions, identity: DataIdentity) -> Result<TcpStream, Error> {
+    async fn open(&self, options: &TcpOptions, identity: DataIdentity) -> Result<TcpStream, Error> {
         let failed = |e: std::io::Error| Error::new(ErrorCode::TransferFailed, e.to_string());
         let addresses = tokio::net::lookup_host((self.address.host(), self.address.port())).await.map_err(failed)?;
         let mut last = Error::new(ErrorCode::TransferFailed, "the name has no address");

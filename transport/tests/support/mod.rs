@@ -20,7 +20,12 @@ pub fn identity(node: u64) -> DataIdentity {
     DataIdentity { cluster: ClusterId([1; 16]), history: History(2), node: NodeId(node), incarnation }
 }
 
+/// For tests of the stripes alone.
 pub fn options() -> TcpOptions {
+    TcpOptions { near_bytes_max: 0, ..options_with_near() }
+}
+
+pub fn options_with_near() -> TcpOptions {
     // A loaded test machine may take its time to accept.
     TcpOptions { connect_timeout: std::time::Duration::from_secs(10), ..TcpOptions::new(identity(0)) }
 }
@@ -81,7 +86,7 @@ impl Factory for TcpFactory {
     fn pair(&self, memory: Arc<dyn Memory>) -> BoxFuture<'_, Pair> {
         async move {
             let served = Served::start(memory).await;
-            let engine: Arc<dyn Engine> = Arc::new(TcpEngine::new(options()));
+            let engine: Arc<dyn Engine> = Arc::new(TcpEngine::new(options_with_near()));
             let peer = served.address.clone();
             Pair { engine, peer, server: Box::new(Serving(served)) }
         }

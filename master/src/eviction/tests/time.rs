@@ -57,7 +57,7 @@ fn leader_and_standby() -> (Adaptive, Adaptive) {
 }
 
 /// A standby that took a put's own request for one use more would rank everything that it knows above what it is given as a leader, and
-/// evict the newest first. Tried without a block that awaits its request: of 2 000 blocks, more than half are of another class.
+/// evict the newest first. Tried without blocks that await their request: all 2 000 are of another class.
 #[test]
 fn a_standby_that_hears_of_requests_late_ranks_as_the_leader() {
     let (leader, standby) = leader_and_standby();
