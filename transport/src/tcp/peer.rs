@@ -119,6 +119,8 @@ impl Peer {
         (near.dialling, near.connection) = (true, None);
         let (dial, options, stats) = (NearDial(self.clone()), options.clone(), stats.clone());
         let runtime = here.id();
+        // A runtime that is going drops the task here, which takes this lock.
+        drop(near);
         here.spawn(async move {
             let dialled = dial.0.dial(None, &options, identity, &stats).await;
             {
