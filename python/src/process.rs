@@ -1,4 +1,5 @@
-//! What one process has once: the runtime with the thread that keeps it, and the thread that hands results of asynchronous calls to Python.
+//! What one process has once: the runtime with the thread that keeps it, and the thread that hands results of asynchronous calls to
+//! Python.
 //!
 //! A fork takes neither along, so each is tied to the process id that made it: a child makes its own, and what it inherited is
 //! never touched again, not even to free it (a lock in it may be held by a thread that the child does not have).

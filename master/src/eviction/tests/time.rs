@@ -20,7 +20,6 @@ fn ticks_of(batches: u64, blocks: u64) -> u32 {
 }
 
 /// Every sixteenth tick all that was learned is ranked anew, which takes longer than a put.
-/// Tried with ticks of a 128th of what is resident, however little that is: 128 a block, and 5.4 a block of a batch.
 #[test]
 fn while_little_is_there_time_does_not_run_away_from_it() {
     assert!(ticks_of(1_000, 1) <= 1_000, "{} ticks for 1 000 blocks alone", ticks_of(1_000, 1));

@@ -56,7 +56,6 @@ fn calls_that_queue_up_share_one_sync() {
     });
 }
 
-/// Tried with a marker that is written as soon as it comes: fails, as it does with one that nothing is written for.
 #[test]
 fn the_committed_marker_waits_for_company_and_not_for_ever() {
     simulate(async {
