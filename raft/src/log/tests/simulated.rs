@@ -56,6 +56,7 @@ fn calls_that_queue_up_share_one_sync() {
     });
 }
 
+/// Tried with a marker that waits for no time at all: fails.
 #[test]
 fn the_committed_marker_waits_for_company_and_not_for_ever() {
     simulate(async {
